@@ -1,4 +1,4 @@
-"""The log of finished connections, which are kept until they are collected. It is filled only when an access log is
+"""Keeps finished connections for the access log until they are collected. It is used only if an access log is
 configured (`Tune.access_log`)."""
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from kubeproxy.dataplane.interface import Ended
 from kubeproxy.model import FrontendName, Protocol, Target
 
 ENTRIES_MAX = 4096
-"""The largest number of entries that one process keeps, some 2 MiB."""
+"""The largest number of entries that one process keeps. They take some 2 MiB."""
 
 
 class Entry(Struct, array_like=True):
-    """An open connection that will be logged at its end."""
+    """An open connection that will be logged when it ends."""
 
     frontend: FrontendName
     client: Target
     began: Annotated[float, Meta(ge=0.0, le=1e11)] = field(default_factory=time.time)
-    """The time of accept in Unix seconds. The entry has to be made at that moment."""
+    """The Unix time at which the client was accepted. Create the entry at that moment."""
     endpoint: Target | None = None
     attempts: int = 0
     dial_s: float | None = None
 
     def ended(self, reason: str, *, duration_s: float, bytes_in: int = 0, bytes_out: int = 0) -> Ended:
-        """Return the log record. The durations are in seconds from accept."""
+        """Return the log record. Durations are in seconds since the client was accepted."""
         return Ended(
             frontend=self.frontend,
             protocol=Protocol.TCP,
@@ -44,15 +44,15 @@ class Entry(Struct, array_like=True):
 
 
 class ConnectionLog:
-    """Finished connections, the oldest first."""
+    """The finished connections, the oldest first."""
 
     def __init__(self) -> None:
         self.forgotten = 0
-        """Records dropped because the log was full, since this process started."""
+        """How many records were dropped because the log was full, since this process started."""
         self._ended: list[Ended] = []
 
     def add(self, ended: Ended) -> None:
-        """Append a record, or count it as dropped when the log is full."""
+        """Append a record. If the log is full, drop and count it."""
         if len(self._ended) < ENTRIES_MAX:
             self._ended.append(ended)
         else:

@@ -1,4 +1,4 @@
-"""State that all parts of one data plane process share."""
+"""The state shared by all parts of one data plane process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Abortable(Protocol):
 
 
 class Live(Protocol):
-    """A client that is being served: an endpoint is being dialed for it, or it is connected."""
+    """A client that is being served: it is connected to an endpoint, or an endpoint is being dialed for it."""
 
     since: float
-    """The time of accept, by the reactor's clock."""
+    """When the client was accepted, by the reactor's clock."""
 
     @property
     def targets(self) -> Collection[Target]:
-        """Return the endpoint of the connection, or those that are being dialed."""
+        """Return the endpoint of the connection, or the endpoints that are being dialed."""
 
     def abort(self) -> None:
         """End the connection now. Client and endpoint get a reset."""
@@ -50,28 +50,28 @@ _sums_of = attrgetter(*Counters.__struct_fields__)
 
 
 class FrontendCounters(Counters, eq=False):
-    """The counters of one frontend while the byte path adds to them, with the frontend's share of the budget."""
+    """The counters of one frontend as the byte path updates them, and the frontend's share of the budget."""
 
     frontend: FrontendName | None = None
-    """The frontend that is counted."""
+    """The frontend to which these counters belong."""
     share: Share = field(default_factory=Share)
     in_meter: list[int] = field(default_factory=lambda: [0])
-    """`bytes_in` in a list of one element. Each direction of a connection has a reference to its own list."""
+    """The value of `bytes_in`, in a list with one element to which each flow has a reference."""
     out_meter: list[int] = field(default_factory=lambda: [0])
-    """`bytes_out` in the same form."""
+    """The value of `bytes_out` in the same form."""
 
     def read(self, *, affinity_entries: int) -> Counters:
-        """Return a copy that does not change. The balancer knows the number of affinity entries."""
+        """Return an immutable copy. The number of affinity entries comes from the balancer."""
         self.affinity_entries = affinity_entries
         self.bytes_in, self.bytes_out = self.in_meter[0], self.out_meter[0]
         return Counters(*_sums_of(self))
 
 
 class Context:
-    """One reactor, its budgets, settings and live connections."""
+    """The reactor of a process with its budgets, settings and open connections."""
 
     def __init__(self, *, reactor: Reactor, budget: DescriptorBudget, send: Callable[[list[Any]], None]) -> None:
-        """`send` writes the backlogs of flows (see `TurnEnd`)."""
+        """`send` writes the backlogs of several flows (see `TurnEnd`)."""
         self.reactor = reactor
         self.budget = budget
         self.memory = MemoryReserve(budget=budget, reactor=reactor)
@@ -80,24 +80,24 @@ class Context:
         self.turn_end = TurnEnd(reactor, send)
         self.step_timeouts = StepTimeouts(reactor)
         self.tune = Tune()
-        """The settings in effect."""
+        """The settings in force."""
         self.live: set[Live] = set()
         self.touched: set[FrontendCounters] = set()
         """The counters that may have changed since they were last read. A listener adds its own when it accepts or
-        drops a client; `Engine` removes those that are unchanged and without clients."""
+        drops a client. `Engine` removes those that have not changed and have no clients."""
         self.failing: set[Balancer] = set()
-        """The balancers that may have ejected endpoints. `Engine` removes those that have none."""
+        """The balancers that may have ejected endpoints. `Engine` removes those without any."""
         self.lag = Lag(reactor)
         self.probes: set[Abortable] = set()
         """The probes in progress."""
         self.dial_times = Histogram(DIAL_BUCKETS_S)
-        """A histogram of the time from accept to an endpoint's answer, over all frontends."""
+        """A histogram of the seconds from accept to an endpoint's answer, for all frontends together."""
         self.ports_exhausted = 0
-        """The number of dials that failed because all of this host's ports towards the endpoint were in use."""
+        """How many dials failed because all local ports towards the endpoint were in use."""
         self.looped = 0
-        """The number of connections and datagrams that had passed too many proxies."""
+        """How many connections and datagrams were refused because they had passed through too many proxies."""
         self.adopted = self.adopted_open = 0
-        """The number of connections and UDP sessions that another process has begun."""
+        """How many connections and UDP sessions came from another process, and how many of them are open."""
         self.connection_log = ConnectionLog()
         self.shared_rows: SharedRows | None = None
-        """The table in which the workers together count what is open, or None if there is only one process."""
+        """The table in which workers count open connections together, or None if there is only one process."""

@@ -1,4 +1,4 @@
-"""The data plane in this process, with its reactor driven by the asyncio loop."""
+"""The data plane in this process. The asyncio loop drives its reactor."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from kubeproxy.runtime.time_slice import TimeSlice
 _Step = TypeVar("_Step")
 
 DRAIN_LOOK_S = 0.05
-"""How often a drain checks for its end. This is rare enough to cost nothing, and often enough not to delay a
-shutdown."""
+"""How often, in seconds, a drain checks whether it is complete. This is rare enough to cost nothing, and frequent
+enough not to delay a shutdown."""
 SLICE_S = 0.001
-"""For how long a query works on frontends before the event loop, which moves the bytes, continues."""
+"""How many seconds of work a query does before it yields to the event loop, which moves the bytes."""
 
 
 class LocalDataPlane:
-    """The data plane in this process: a `DataPlane` and its `PortReserver`.
-
-    It listens on the reserved sockets themselves."""
+    """The data plane in this process, as a `DataPlane` and as its `PortReserver`. It listens on the reserved sockets
+    themselves."""
 
     def __init__(self, *, budget: DescriptorBudget | None = None, rng: random.Random | None = None) -> None:
-        """This is to be called inside a running event loop."""
+        """Create the data plane. Call this in a running event loop."""
         self._context = Context(
             reactor=Reactor(), budget=budget or DescriptorBudget.of_this_process(), send=send_backlogs
         )
@@ -108,7 +107,7 @@ class LocalDataPlane:
 
     @property
     def problem(self) -> str | None:
-        """Return None, because there is no process that could die."""
+        """Return None, because no process can die."""
         return None
 
     async def retire(self) -> None:
@@ -122,11 +121,11 @@ class LocalDataPlane:
         return len(self._context.live)
 
     async def adopt(self) -> Entrances:
-        """Return none, because connections move between workers only."""
+        """Return no sockets, because connections move only between workers."""
         return Entrances()
 
     async def move(self, successor: str) -> tuple[int, int]:
-        """Move nothing, because connections move between workers only."""
+        """Move nothing, because connections move only between workers."""
         return 0, self.open_connections
 
     async def drain(self, grace_s: float) -> int:
@@ -147,7 +146,7 @@ class LocalDataPlane:
 
 
 async def _in_slices(steps: Iterable[_Step]) -> AsyncIterator[_Step]:
-    """Yield the same steps, and let the event loop run after each time slice."""
+    """Yield the same steps. After each time slice the event loop runs."""
     time_slice = TimeSlice(SLICE_S)
     for step in steps:
         yield step

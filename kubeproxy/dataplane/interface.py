@@ -1,4 +1,4 @@
-"""The interface of the data plane, whether it runs in this process or in workers."""
+"""The interface of the data plane. It is the same for the data plane in this process and in workers."""
 
 from __future__ import annotations
 
@@ -15,107 +15,107 @@ from kubeproxy.model import Protocol as Transport
 
 
 class Counters(Struct, array_like=True):
-    """The sums of one frontend since it was first served, over all processes that have served it."""
+    """The counters of one frontend since it was first served, summed over all processes that have served it."""
 
     accepted: int = 0
-    """The number of connections; with UDP, of sessions."""
+    """The number of connections, or of UDP sessions."""
     active: int = 0
     refused: int = 0
-    """Connections that failed because every endpoint refused, or because some refused and the others were
-    unreachable."""
+    """Connections that failed because every endpoint refused, or some refused and the others were unreachable."""
     unreachable: int = 0
-    """Connections that failed because no endpoint could be reached: the host or the route was gone."""
+    """Connections that failed because no endpoint could be reached: its host or the route to it was gone."""
     silent: int = 0
-    """Connections that failed because an endpoint was still silent when the last dial timeout was over."""
+    """Connections that failed because an endpoint had still not answered when the last dial timeout was over."""
     no_endpoint: int = 0
-    """Connections that failed because there was no endpoint."""
+    """Connections that failed because the frontend had no endpoint."""
     unable: int = 0
-    """Connections that failed because this host lacked a port, memory or a descriptor."""
+    """Connections that failed because this host had no local port, memory or descriptor left."""
     dial_retries: int = 0
     dropped: int = 0
-    """With UDP, datagrams that were not forwarded."""
+    """UDP datagrams that were not forwarded."""
     evicted: int = 0
-    """With UDP, sessions that were ended to make room for others."""
+    """UDP sessions that were ended to make room for others."""
     affinity_entries: int = 0
-    """The number of clients that are bound to an endpoint now."""
+    """The number of clients bound to an endpoint now."""
     bytes_in: int = 0
     """Bytes from clients to endpoints."""
     bytes_out: int = 0
     """Bytes from endpoints to clients."""
     looped: int = 0
-    """Connections that failed because they had passed too many proxies; with UDP, datagrams that had."""
+    """Connections and datagrams that were refused because they had passed through too many proxies."""
     by_kernel: int = 0
-    """Connections (with UDP, flows) that the kernel has led straight to an endpoint. The control process counts them,
-    and the fields below."""
+    """Connections (or UDP flows) that the kernel has sent straight to an endpoint. This field and those below are
+    counted by the control process, not by workers."""
     kernel_open: int = 0
-    """The number of these connections that are open."""
+    """How many of the kernel's connections are open."""
     kernel_bytes_in: int = 0
-    """Bytes in their packets from clients to endpoints, with headers."""
+    """The bytes of the kernel's connections from clients to endpoints, with packet headers."""
     kernel_bytes_out: int = 0
-    """Bytes in their packets from endpoints to clients, with headers."""
+    """The bytes of the kernel's connections from endpoints to clients, with packet headers."""
 
     @property
     def failed(self) -> int:
-        """Return the number of connections that failed for any reason."""
+        """Return the number of failed connections."""
         return self.refused + self.unreachable + self.silent + self.no_endpoint + self.unable + self.looped
 
 
 NOTHING = Counters()
-"""The counters of a frontend without clients. Most frontends of a node have none, and all of these share this value."""
+"""The counters of a frontend without clients. Most frontends of a node have no clients, and share this value."""
 
 DIAL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""The upper bounds of the histogram of dial times; one more bucket takes the rest. They reach from a dial on the same
-host to a little beyond the sum of the default dial timeouts."""
+"""The upper bounds of the buckets for dial times, in seconds; one more bucket has the rest. They range from a dial on
+the same host to a little more than the sum of the default dial timeouts."""
 
 
 class WorkerStatus(Struct, frozen=True):
-    """The status of one serving process. Its sums are since the start of that process."""
+    """The status of one serving process. Sums are since the start of that process."""
 
     pid: int
     number: int
-    """The number of the worker, from 0."""
+    """The worker's number, starting at 0."""
     began: float
-    """The start time in Unix seconds."""
+    """The Unix time at which the process started."""
     connections: int
-    """Open connections and dials in progress."""
+    """The number of open connections and dials in progress."""
     udp_sessions: int
     descriptors: int
-    """Descriptors in use on the byte path."""
+    """The number of descriptors used for clients."""
     descriptors_limit: int
     accept_paused: int
-    """How often a client had to wait because all descriptors were in use."""
+    """How often accepting was paused because all descriptors were in use."""
     lag_s: float
-    """The longest turn of the loop within the last minute. A ready byte may have waited that long."""
+    """The longest turn of the event loop within the last minute, in seconds. A byte may have waited this long."""
     dials: tuple[int, ...]
-    """A histogram of the time from accept to the endpoint's answer. It has one count for each of `DIAL_BUCKETS_S` and
-    one for the rest, not cumulative."""
+    """A histogram of the time from accept to the endpoint's answer, not cumulative: a count for each of
+    `DIAL_BUCKETS_S`, and one for the rest."""
     dial_seconds: float
-    """The sum of these times."""
+    """The sum of the times in `dials`, in seconds."""
     log_skipped: int = 0
-    """Records of finished connections dropped because the connection log was full (see `DataPlane.ended`)."""
+    """How many records of finished connections were dropped because the connection log was full (see
+    `DataPlane.ended`)."""
     memory_shortages: int = 0
-    """The number of shortages of memory. It grows while there is no memory for more clients."""
+    """The number of memory shortages. It grows as long as there is no memory for more clients."""
     ports_exhausted: int = 0
-    """Dials that failed because all of this host's ports towards the endpoint were in use."""
+    """How many dials failed because all local ports towards the endpoint were in use."""
     looped: int = 0
-    """Connections and datagrams that had passed too many proxies."""
+    """How many connections and datagrams were refused because they had passed through too many proxies."""
     adopted: int = 0
-    """Connections and UDP sessions that another instance has begun and that have moved to this process."""
+    """How many connections and UDP sessions of another instance have moved to this process."""
     adopted_open: int = 0
-    """Those of the adopted connections that are open."""
+    """How many of the adopted connections are open."""
 
 
 class EjectedEndpoint(Struct, frozen=True):
-    """An endpoint that one serving process has ejected."""
+    """An endpoint that a serving process has ejected."""
 
     target: Target
     worker: int
     reason: str
     """The last failure: ``refused``, ``timeout`` or ``unreachable``."""
     failures: int
-    """Consecutive failures."""
+    """The number of failures in a row."""
     retry_in_s: float
-    """Seconds until the next probe. With 0 a probe is in progress, or the next client is the probe."""
+    """Seconds until the next probe. It is 0 if a probe is in progress, or if the next client serves as the probe."""
     for_s: float = 0.0
     """Seconds since the endpoint was ejected."""
 
@@ -129,83 +129,83 @@ class BalancePreview(Struct, frozen=True):
 
     worker: int
     order: tuple[Target, ...]
-    """The endpoints in the order of dialing, the first `PREVIEWS_MAX` of them."""
+    """The endpoints in the order in which they would be dialed, at most `PREVIEWS_MAX`."""
     bound: Target | None = None
-    """The endpoint that the client is bound to by session affinity, or None."""
+    """The endpoint to which session affinity binds the client, or None."""
 
 
 class Ended(Struct, frozen=True, array_like=True):
-    """A finished connection of a client."""
+    """A client's connection that has ended."""
 
     frontend: FrontendName
     protocol: Transport
     client: Target
     endpoint: Target | None
-    """The endpoint that answered, or None."""
+    """The endpoint that answered, or None. For the kernel path see `path`."""
     attempts: int | None
-    """The number of dials for this client. It is None on the kernel path, where a repeated first packet is a connection
-    of its own."""
+    """The number of dials for this client. It is None on the kernel path, where a repeated first packet counts as a new
+    connection."""
     began: float
-    """The time of accept in Unix seconds. Without a duration it is the time of the end."""
+    """The Unix time at which the client was accepted. If `duration_s` is None, it is the time of the end."""
     dial_s: float | None
-    """Seconds from accept to the endpoint's answer. None if no endpoint answered, and on the kernel path."""
+    """The seconds from accept to the endpoint's answer. It is None if no endpoint answered, and on the kernel path."""
     duration_s: float | None
-    """Seconds from accept to the end. None if that is not known, on the kernel path."""
+    """The seconds from accept to the end. It can be None (unknown) on the kernel path."""
     bytes_in: int | None
-    """Bytes from the client, whether or not the endpoint took them. On the kernel path these are the bytes of packets
-    with headers, or None if they are not counted."""
+    """The bytes from the client, whether or not they reached the endpoint. On the kernel path the bytes include packet
+    headers, and the value is None if bytes are not counted."""
     bytes_out: int | None
-    """Bytes from the endpoint, whether or not the client took them. For the kernel path see `bytes_in`."""
+    """The bytes from the endpoint, whether or not they reached the client. For the kernel path see `bytes_in`."""
     reason: str
-    """``closed``: by both sides; ``reset by client``, ``reset by endpoint``; ``idle``: half-closed, and idle for too
-    long; ``cut``: by this proxy's own shutdown. Without an endpoint it is ``refused``, ``unreachable``, ``timeout``,
-    ``no endpoint``, ``unable``, ``loop`` (see `Counters`), or ``no memory``: this host had none left.
+    """Why the connection ended: ``closed`` by both sides; ``reset by client``; ``reset by endpoint``; ``idle``:
+    half-closed, and idle for too long; ``cut`` by the shutdown of this proxy. Without an endpoint: ``refused``,
+    ``unreachable``, ``timeout``, ``no endpoint``, ``unable``, ``loop`` (see `Counters`), or ``no memory`` on this host.
 
-    On the kernel path it is ``closed``; ``reset``: by either side; ``refused``; ``timeout``: the client got no answer;
-    ``unfinished``: the endpoint's answer got no answer; ``idle``: no packets for as long as the kernel remembers it;
-    ``deleted``: before that, as when the endpoint of a UDP flow goes.
+    On the kernel path: ``closed``; ``reset`` by either side; ``refused``; ``timeout``: the client got no answer;
+    ``unfinished``: the client did not complete the handshake; ``idle``: the conntrack entry expired; ``deleted``: the
+    entry was deleted before that, for example because the endpoint of a UDP flow is gone.
     """
     path: str = "userspace"
-    """``kernel`` on the kernel path. Then `endpoint` is the endpoint to which the kernel has led the client, whether or
-    not it answered."""
+    """The data path: ``userspace`` or ``kernel``. For ``kernel``, `endpoint` is the one to which the kernel sent the
+    client, whether or not it answered."""
 
 
 class DataPlaneReadings(Protocol):
-    """The values of a data plane that metrics and health read."""
+    """The readings of a data plane for metrics and health."""
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
-        """Return a snapshot of the counters, summed over all serving processes."""
+        """Return the counters by frontend, summed over all serving processes."""
 
     async def worker_status(self) -> Sequence[WorkerStatus]:
-        """Return the status of each serving process, by number."""
+        """Return the status of each serving process, ordered by number."""
 
     async def ejected(self) -> Mapping[FrontendName, Sequence[EjectedEndpoint]]:
-        """Return the endpoints that each serving process has ejected now."""
+        """Return the endpoints that each serving process has ejected, by frontend."""
 
     async def open_by_endpoint(self) -> Mapping[FrontendName, Mapping[Target, int]]:
-        """Return the number of open connections and sessions to each endpoint, over all serving processes. Frontends
-        without clients are left out."""
+        """Return the number of open connections and sessions by frontend and endpoint, summed over all serving
+        processes. Frontends without clients are left out."""
 
     @property
     def restarts(self) -> int:
-        """Return how often a serving process died and was replaced."""
+        """Return how often a serving process has died and was replaced."""
 
     @property
     def problem(self) -> str | None:
-        """Return a lasting problem, such as a worker that keeps dying. Return None if there is none."""
+        """Return a text about a lasting problem, such as a worker that keeps dying, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entrances:
-    """The sockets by which workers take over connections of another instance. The owner of this object passes the
-    sockets on, and closes it."""
+    """The sockets through which our workers take over connections of another instance. The owner of this object passes
+    the sockets on and closes the object."""
 
     sockets: Sequence[socket] = ()
-    """The sockets, one to each worker."""
+    """The sockets, one for each worker."""
     workers: tuple[int, ...] = ()
-    """The numbers of these workers."""
+    """The numbers of the workers, in the order of `sockets`."""
     count: int = 0
-    """The number of workers among which UDP clients are divided. Some of them may not be in service."""
+    """The number of workers among which UDP clients are distributed. Some of them may not be running."""
 
     def close(self) -> None:
         """Close the sockets."""
@@ -217,64 +217,66 @@ class DataPlane(DataPlaneReadings, Protocol):
     """A running data plane."""
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """Apply messages in order, and return the failures as texts, by frontend. All messages are in effect when this
-        returns. A failure does not affect the other messages. After a failed `Listen` a new frontend does not
-        listen."""
+        """Apply messages in order. Return the failures as texts, by frontend. When this returns, all messages are in
+        effect. A failed message does not affect the others. A new frontend whose `Listen` failed does not listen."""
 
     async def previews(self, frontend: FrontendName, client: Address, port: int) -> Sequence[BalancePreview]:
-        """Return the endpoints that each serving process would try for the next connection of a client from that port.
-        The query changes nothing. The answer is empty for a frontend that is not served."""
+        """Return the endpoints that each serving process would try for the next connection of a client from this
+        address and port. The query changes nothing. The result is empty if the frontend is not served."""
 
     async def open_to(self, addresses: Collection[Address]) -> Mapping[Address, int]:
-        """Return the number of open connections, dials and UDP sessions to each of these addresses, without zeros."""
+        """Return the number of open connections, dials and UDP sessions to each of these addresses. Addresses without
+        any are left out."""
 
     async def bindings(self) -> Sequence[RestoreBindings]:
         """Return the session affinity bindings of all frontends, for a new instance."""
 
     async def ended(self) -> Sequence[Ended]:
-        """Return the connections finished since the last call, if `Tune.access_log` is on. Each serving process keeps a
-        few thousand between calls. Further ones are dropped and counted."""
+        """Return the connections that have ended since the last call, if `Tune.access_log` is on. Each serving process
+        keeps a few thousand between two calls. Further ones are dropped and counted."""
 
     @property
     def open_connections(self) -> int:
-        """Return the number of open connections and dials in progress, as far as known without a query."""
+        """Return the number of open connections and dials in progress as last reported, without asking the workers."""
 
     async def retire(self) -> None:
-        """Stop accepting everywhere. Clients that are queued already are accepted, and open connections continue."""
+        """Stop accepting on all frontends. Clients that are already queued are accepted, and open connections
+        continue."""
 
     async def adopt(self) -> Entrances:
-        """Let a worker of another instance send its connections to ours."""
+        """Return sockets through which workers of another instance can send connections to ours."""
 
     async def move(self, successor: str) -> tuple[int, int]:
-        """Move the connections to the instance at a control socket, as far as that instance takes them. Return the
-        numbers moved, and left. Connections that begin later, or cannot move yet, follow while this process lives."""
+        """Move connections to the instance with this control socket, as far as it accepts them. Return how many have
+        moved, and how many are left. Connections that begin later, or cannot move yet, follow while this process
+        lives."""
 
     async def drain(self, grace_s: float) -> int:
-        """Wait until the connections that are open now have ended, at most `grace_s` seconds, and return the number
-        left. Accepting continues in the meantime, unless `retire` has ended it."""
+        """Wait until the connections that are open now have ended, for at most `grace_s` seconds. Return how many are
+        left. Meanwhile new clients are still accepted, unless `retire` was called."""
 
     async def close(self) -> None:
         """Close every listener and connection."""
 
 
 class PortReserver(Protocol):
-    """Reserves ports by binding them, so that no other process gets them."""
+    """Reserves ports by binding them, so that no other process can use them."""
 
     def reserve(self, protocol: Transport, address: Address, port: int, *, claim: bool = False) -> Reservation:
-        """Bind a port without listening. With port 0 the kernel chooses. Raise OSError when the port is taken. A
-        `claim` only keeps other programs from a port that netfilter redirects, and is never listened on."""
+        """Bind a port without listening. With port 0 the kernel chooses the port. Raise OSError if the port is in use.
+        A `claim` is never listened on; it only keeps other programs from a port that netfilter redirects."""
 
     def share(self, on: bool) -> None:
-        """Set whether another instance, which shares as well, may hold the same claims. This applies to present and
-        future claims. It is on during a takeover. Otherwise claims are exclusive."""
+        """Set whether another instance that also shares may reserve the same claims. This applies to present and future
+        claims. Sharing is on only during a takeover."""
 
 
 class Reservation(Protocol):
-    """A reserved port. Tests have reservations without sockets."""
+    """A reserved port. Tests use implementations without sockets."""
 
     @property
     def port(self) -> int:
-        """The port number."""
+        """Return the port number."""
 
     def release(self) -> None:
         """Free the port."""

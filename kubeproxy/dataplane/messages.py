@@ -1,7 +1,7 @@
 """Messages from the control plane to the data plane. Nothing else controls the data plane, whether it runs in this
-process or in workers. Each message states a wanted condition, so repeating one is harmless.
+process or in workers. Each message describes a wanted state, so it may be repeated.
 
-They are msgspec's structs and not dataclasses, because they are sent to workers as they are.
+They are msgspec structs, and not dataclasses, because they are sent to workers as they are.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Listen(Struct, frozen=True, tag=True, array_like=True):
     address: Address
     port: int
     shared: bool = False
-    """Whether the listener serves the frontends that `Join` it, instead of one of its own. Its name then only
-    distinguishes it from others."""
+    """Whether this is a shared listener, which serves the frontends of `Join` messages and has no clients of its own.
+    The name is then only an identifier."""
     pinned: bool = False
-    """Whether clients of a shared listener meet the same worker each time, as session affinity needs."""
+    """Whether clients of a shared listener always reach the same worker, as session affinity needs."""
 
 
 class Join(Struct, frozen=True, tag=True, array_like=True):
-    """Serve a frontend at a shared listener, to each client that asked for one of these destinations.
+    """Serve a frontend on a shared listener: its clients are those whose original destination is one of these.
 
-    Only one of the frontends of a listener may have a destination. A later message replaces the destinations.
+    Each destination belongs to at most one frontend of a listener. A later message replaces the destinations.
     """
 
     frontend: FrontendName
@@ -39,7 +39,7 @@ class Join(Struct, frozen=True, tag=True, array_like=True):
 
 
 NOT_OPEN: Final = "cannot listen: the shared listener is not open"
-"""The failure of a `Join` whose listener nobody has opened."""
+"""The failure of a `Join` to a listener that is not open."""
 
 
 class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
@@ -53,70 +53,73 @@ class SetEndpoints(Struct, frozen=True, tag=True, array_like=True):
     """The endpoints that are dialed from the client's own address."""
     balancing: Balancing = ROUND_ROBIN
     columns: tuple[int, ...] = ()
-    """Where workers count together what is open to each endpoint (`balancing.open_counts`). The control plane leaves
-    this field empty."""
+    """The endpoints' columns in the table in which workers count open connections together (`balancing.open_counts`).
+    The control plane leaves this empty; the worker pool sets it."""
     staying: tuple[Target, ...] = ()
-    """Endpoints that get no new clients, but keep their UDP sessions."""
+    """The endpoints that get no new clients but keep their UDP sessions."""
 
 
 class MarkEndpoint(Struct, frozen=True, tag=True, array_like=True):
-    """An endpoint of a frontend has failed clients on the kernel path, or answers again."""
+    """Record that an endpoint of a frontend has failed clients on the kernel path, or works again."""
 
     frontend: FrontendName
     target: Target
     reason: str | None
-    """How the endpoint failed, or None if it answers."""
+    """How the endpoint failed, or None if it works again."""
 
 
 class Retire(Struct, frozen=True, tag=True, array_like=True):
-    """Stop serving a frontend: accept the clients already queued, then close the listener. Open connections
-    continue."""
+    """Stop serving a frontend. Clients that are already queued are accepted, and then the listener is closed. Open
+    connections continue."""
 
     frontend: FrontendName
 
 
 class Tune(Struct, frozen=True, tag=True, array_like=True):
-    """Settings of the byte path, which can be changed at run time."""
+    """The settings of the byte path. They can be changed at run time."""
 
     dial_steps_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
-    """The timeouts of the dial's steps. After each of them the next endpoint is tried (kube-proxy's
+    """The timeouts of the steps of a dial in seconds. After each step the next endpoint is tried (kube-proxy's
     EndpointDialTimeouts)."""
     keepalive_s: int = 15
-    """The idle time and interval of TCP keepalive towards both sides. The default is Go's, and so kube-proxy's."""
+    """The idle time and the interval of TCP keepalive on both sides, in seconds. The default is that of Go and so of
+    kube-proxy."""
     udp_idle_s: float = 60.0
-    """The idle timeout of a UDP session: twice conntrack's timeout for a lone datagram, and half of the timeout for a
-    stream. So a slow answer is never lost, as it was with kube-proxy's 250 ms."""
+    """The idle timeout of a UDP session in seconds. The default is twice conntrack's timeout for an unanswered
+    datagram, and half of its timeout for a stream. So slow answers are not lost, as they were with kube-proxy's 250
+    ms."""
     half_closed_idle_s: float = 3600.0
-    """The idle timeout of a half-closed connection, in which one side has sent FIN and the other side sends nothing.
-    TCP keepalive finds dead peers earlier, so this is for a live peer that never closes. It is as long as connection
-    tracking keeps such a connection by kube-proxy's default (tcpCloseWaitTimeout)."""
+    """The idle timeout in seconds of a half-closed connection, in which one side has sent FIN and the other side
+    sends nothing. It matters only for a live peer that never closes, because keepalive finds dead peers earlier. The
+    default is the time for which connection tracking keeps such a connection under kube-proxy's default
+    (tcpCloseWaitTimeout)."""
     unanswered_idle_s: float = 300.0
-    """The same timeout for a connection whose client has sent FIN and whose endpoint has not sent a byte. It is long
-    enough for a slow answer, and short enough that a loop or a dead endpoint does not hold descriptors for long."""
+    """The same timeout if the endpoint has not sent a single byte. The default is long enough for a slow answer, and
+    short enough that a loop or a dead endpoint does not hold descriptors for long."""
     orphan_grace_s: float = 60.0
-    """How long an orphaned worker serves while no new owner connects."""
+    """How many seconds an orphaned worker serves if no new owner is found."""
     shutdown_grace_s: float = 10.0
-    """How long open connections may take to end when a worker shuts down."""
+    """How many seconds open connections get to end when a worker shuts down."""
     access_log: bool = False
-    """Whether each finished connection is recorded for the access log."""
+    """Whether finished connections are recorded for the access log."""
     udp_sessions_max: int = 16_384
-    """The largest number of UDP sessions, over all frontends. Beyond it the idlest one is evicted."""
+    """The largest number of UDP sessions of all frontends together. Beyond that number the one that was idle longest is
+    evicted."""
 
 
 class Binding(NamedTuple):
-    """A client bound to an endpoint by session affinity."""
+    """The binding of a client to an endpoint by session affinity."""
 
     client: str
     """The client's address."""
     target: Target
     age_s: float
-    """Seconds since the client's last connection. It is an age and not a time, because other processes may have other
-    clocks."""
+    """Seconds since the client's last connection. It is not a time, because other processes may have other clocks."""
 
 
 class RestoreBindings(Struct, frozen=True, tag=True, array_like=True):
-    """Add another process's affinity bindings of a frontend, the client seen longest ago first. Clients that are bound
-    already keep their endpoint. Bindings to endpoints that the frontend does not have are dropped."""
+    """Add affinity bindings from another process to a frontend, the client seen longest ago first. Clients that already
+    have a binding keep it. Bindings to endpoints that the frontend does not have are dropped."""
 
     frontend: FrontendName
     bindings: tuple[Binding, ...]

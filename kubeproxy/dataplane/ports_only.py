@@ -1,6 +1,7 @@
-"""The data plane of a strict kernel path. It reserves ports, and neither listens nor dials.
+"""The data plane of a strict kernel path. It only reserves ports, and neither listens nor dials.
 
-The kernel leads clients to endpoints, or rejects them. A reserved port is the number by which rules reject them.
+The kernel sends clients straight to endpoints, or rejects them. Rules use the number of a reserved port to reject
+clients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kubeproxy.model import Address, FrontendName, Protocol, Target
 
 
 class PortsOnly:
-    """A `DataPlane` that serves no client, and its `PortReserver`."""
+    """A `DataPlane` that serves no clients, and its `PortReserver`."""
 
     restarts = 0
     problem: str | None = None
@@ -33,7 +34,7 @@ class PortsOnly:
         self._ports.share(on)
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """Report every message as in effect, because nothing listens and nothing dials."""
+        """Return no failures. All messages are in effect, because nothing listens and nothing is dialed."""
         return {}
 
     async def counters(self) -> Mapping[FrontendName, Counters]:
@@ -72,7 +73,7 @@ class PortsOnly:
         """See `DataPlane.retire`."""
 
     async def adopt(self) -> Entrances:
-        """Return none, because nothing is served."""
+        """Return no sockets, because nothing is served."""
         return Entrances()
 
     async def move(self, successor: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from kubeproxy.model import Balancing, Target
 
 DRAWS = 4
-"""How many endpoints are drawn before the usable ones are listed. Nearly always the first is usable."""
+"""How many random draws are made before all usable endpoints are listed. Nearly always the first draw is usable."""
 
 
 class AtRandom:
@@ -22,7 +22,7 @@ class AtRandom:
         self._rng = rng
         self._endpoints: tuple[Target, ...] = ()
         self._sums: tuple[int, ...] = ()
-        """The running sums of the weights, one for each endpoint."""
+        """The running sums of the weights, by endpoint."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
@@ -41,7 +41,7 @@ class AtRandom:
         return endpoints[self._rng.choices(left, weights)[0]] if left else None
 
     def copy(self) -> AtRandom:
-        """Return a copy whose draws are the next draws of this policy, too."""
+        """Return a copy that will make the same draws as this policy."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         copy = AtRandom(rng)
@@ -50,5 +50,5 @@ class AtRandom:
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """Return the endpoints, in no order."""
+        """Return the endpoints, in no particular order."""
         return self._endpoints

@@ -1,8 +1,8 @@
-"""Picks an endpoint for a client, without sockets and without a clock.
+"""Picks an endpoint for a client. It has neither sockets nor a clock.
 
-Session affinity comes first, as in kube-proxy: a client that is bound keeps its endpoint. For any other client the
-policy of the frontend's scheduler picks an endpoint that is neither ejected nor tried already. The balancer also
-counts, for every policy, what is open to each endpoint.
+Session affinity comes first, as in kube-proxy: a bound client keeps its endpoint. For any other client, the policy of
+the frontend's scheduler picks an endpoint that is neither ejected nor tried already. The balancer also counts the open
+connections to each endpoint, for all policies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kubeproxy.model import ROUND_ROBIN, Balancing, FrontendName, Target
 
 
 class Balancer:
-    """The endpoints of one frontend, and the choice between them."""
+    """The endpoints of one frontend, and the choice among them."""
 
     __slots__ = (
         "_affinity",
@@ -41,11 +41,11 @@ class Balancer:
         shared: SharedRows | None = None,
         failing: set[Balancer] | None = None,
     ) -> None:
-        """`Ejections` explains `probes_beside`. `shared` holds the number of open connections over all workers. It is
-        None if there is only one process. The balancer of a served frontend adds itself to `failing` when it ejects
-        an endpoint."""
+        """`probes_beside` is explained in `Ejections`. `shared` has the numbers of open connections in all workers, or
+        is None if there is only one process. The balancer adds itself to `failing` when it ejects an endpoint of a
+        served frontend."""
         self.frontend: FrontendName | None = None
-        """The frontend of these endpoints while it is served, and None otherwise."""
+        """The frontend of these endpoints while it is served, or None."""
         self._failing = failing
         self._rng = rng
         self._ejections = Ejections(probes_beside=probes_beside)
@@ -58,8 +58,8 @@ class Balancer:
     def update(
         self, endpoints: Sequence[Target], affinity_timeout_s: float | None, balancing: Balancing = ROUND_ROBIN
     ) -> None:
-        """Replace the endpoints, the scheduler, and the affinity timeout (None without affinity). A client stays with
-        its endpoint for that time after its last connection."""
+        """Replace the endpoints, the scheduler, and the affinity timeout in seconds (None without affinity). A client
+        stays with its endpoint for that time after its last connection."""
         members = frozenset(endpoints)
         if balancing.scheduler is not self._balancing.scheduler:
             self._policy, self._members = policy_for(balancing, rng=self._rng, counts=self._counts), frozenset()
@@ -70,8 +70,8 @@ class Balancer:
         self._affinity.set_timeout(affinity_timeout_s)
 
     def pick(self, client: str, now: float, avoid: Container[Target] = (), *, port: int = 0) -> Target | None:
-        """Return the endpoint for a client's connection, or None if every endpoint is to be avoided. `client` is the
-        text of the client's address. With affinity the client is bound to the endpoint."""
+        """Return the endpoint for a client's connection, or None if all endpoints are in `avoid`. `client` is the
+        client's address as text. With affinity, this binds the client to the endpoint."""
         affinity = self._affinity
         if affinity.timeout_s is None:
             return self._next(client, port, avoid, now)
@@ -93,15 +93,15 @@ class Balancer:
         if picked is not None:
             ejections.mark_probing(picked, now)
             return picked
-        # All are ejected, so try one all the same.
+        # All are ejected. Try one of the likeliest nevertheless.
         likeliest = ejections.likeliest([target for target in self._members if target not in avoid])
         return self._policy.pick(client, port, likeliest.__contains__)
 
     def preview(
         self, client: str, now: float, *, limit: int, port: int = 0
     ) -> tuple[Target | None, tuple[Target, ...]]:
-        """Return the endpoint that a client is bound to (None without a binding), and the order in which its next
-        connection would try endpoints, at most `limit` of them. This is computed on a copy, and changes nothing."""
+        """Return the endpoint to which a client is bound (None without a binding), and up to `limit` endpoints in the
+        order in which its next connection would try them. This is computed on a copy, and changes nothing."""
         copy = Balancer(rng=self._rng)
         copy._policy = self._policy.copy()
         copy._members = self._members
@@ -117,36 +117,37 @@ class Balancer:
             order[target] = None
         return bound, tuple(order)
 
-    # The open connections.
+    # Open connections.
 
     def share(self, endpoints: Sequence[Target], columns: Sequence[int]) -> None:
-        """Count together with other workers from now on. Each endpoint has a column of the shared table, or no endpoint
-        has one."""
+        """From now on count together with the other workers. Each endpoint has a column in the shared table; if
+        `columns` is empty, this process counts alone."""
         self._counts.share(endpoints, columns)
 
     def opened(self, target: Target) -> None:
-        """Count a connection or session to an endpoint, from its dial on."""
+        """Count a connection or session to an endpoint. Call this when its dial begins."""
         self._counts.opened(target)
 
     def closed(self, target: Target) -> None:
-        """Count a connection or session no more. Its endpoint may have left the Service meanwhile."""
+        """Stop counting a connection or session. Its endpoint may have left the Service meanwhile."""
         self._counts.closed(target)
 
     @property
     def open(self) -> Mapping[Target, int]:
-        """Return how many connections and sessions this process has open to each endpoint, without zeros."""
+        """Return how many connections and sessions this process has open to each endpoint. Endpoints without any are
+        left out."""
         return self._counts.here
 
     # Session affinity.
 
     def settle(self, client: str, target: Target, now: float) -> None:
-        """Bind a client to the endpoint of its connection, even if another endpoint was picked later."""
+        """Bind a client to the endpoint of its established connection, even if another endpoint was picked later."""
         if target in self._members:
             self._affinity.bind(client, target, now)
 
     def restore_bindings(self, bindings: Iterable[Binding], now: float) -> None:
-        """Add another process's bindings, the client seen longest ago first. Clients that are bound here keep their
-        endpoint. Bindings to endpoints of other frontends are dropped."""
+        """Add bindings of another process, the client seen longest ago first. Clients that already have a binding here
+        keep it. Bindings to endpoints that this frontend does not have are dropped."""
         self._affinity.restore_bindings((each for each in bindings if each.target in self._members), now)
 
     @property
@@ -161,7 +162,7 @@ class Balancer:
     # Ejection.
 
     def failed(self, target: Target, now: float, reason: str) -> None:
-        """Eject an endpoint that did not answer. `reason` is one of those of `EjectedEndpoint`."""
+        """Eject an endpoint that did not answer. `reason` is a value of `EjectedEndpoint.reason`."""
         if target in self._members:
             self._ejections.eject(target, now, reason)
             if self._failing is not None and self.frontend is not None:
@@ -172,8 +173,7 @@ class Balancer:
         self._ejections.end(target)
 
     def due(self, now: float) -> Target | None:
-        """Return an endpoint whose ejection is over, and which the caller has to probe now. Return None if there is
-        none."""
+        """Return an endpoint whose ejection is over and which the caller has to probe now, or None if there is none."""
         return self._ejections.due(now)
 
     @property

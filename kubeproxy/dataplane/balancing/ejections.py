@@ -1,9 +1,10 @@
-"""The endpoints that did not answer and get no clients for a while. There are no sockets and no clock in this module.
+"""Keeps the endpoints that did not answer and get no clients for a while. This module has neither sockets nor a clock.
 
-An endpoint that did not answer is ejected, for a time that doubles with every failure. As long as there is another
-endpoint, clients are not sent to it, not even those with affinity to it. When its time is over the endpoint is probed
-once, by a client's connection or (with `probes_beside`) by a connection of the proxy. Until the probe has a result no
-other client is sent to it. If all endpoints are ejected, all are tried, those with the fewest failures first.
+An endpoint that does not answer is ejected for a time that doubles with every failure. While another endpoint is
+usable, no client is sent to an ejected one, even if session affinity binds the client to it. When the time is over, the
+endpoint is probed once, by a client's connection or (with `probes_beside`) by a connection of the proxy itself. Until
+the probe has a result, no other client is sent to it. If all endpoints are ejected, all are tried, those with the
+fewest failures first.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from kubeproxy.model import Target
 
 EJECTION_FIRST_S = 1.0
 EJECTION_LIMIT_S = 30.0
-"""How long an ejection lasts at the first failure, and how long at most."""
+"""The length of the first ejection, and the longest length, in seconds."""
 PROBE_S = 5.0
-"""For how long a probe keeps other clients from the endpoint. This is a little longer than all default dial timeouts
-together."""
+"""For how many seconds a probe keeps other clients away from the endpoint. This is a little longer than the sum of the
+default dial timeouts."""
 
 
 class Ejection:
-    """The reason of an endpoint's ejection, and its end."""
+    """Why an endpoint is ejected, and until when."""
 
     __slots__ = ("delay_s", "failures", "probing", "reason", "since", "until")
 
@@ -46,8 +47,8 @@ class Ejections:
     __slots__ = ("_probes_beside", "by_target")
 
     def __init__(self, *, probes_beside: bool) -> None:
-        """With `probes_beside` the caller probes the endpoints that are `due`. Then no client is sent to an endpoint
-        that may still be dead while there is another."""
+        """With `probes_beside`, the caller probes the endpoints returned by `due`. Then no client is used as a probe
+        while another endpoint is usable."""
         self._probes_beside = probes_beside
         self.by_target: dict[Target, Ejection] = {}
 
@@ -58,11 +59,11 @@ class Ejections:
         return copy
 
     def keep(self, members: Container[Target]) -> None:
-        """Forget all other endpoints. An endpoint that leaves and comes back counts as new, and is not ejected."""
+        """Forget all endpoints except these. An endpoint that leaves and comes back is new, and not ejected."""
         self.by_target = {target: ejected for target, ejected in self.by_target.items() if target in members}
 
     def eject(self, target: Target, now: float, reason: str) -> None:
-        """Eject an endpoint. The failures of many connections during one ejection count once."""
+        """Eject an endpoint. Failures of several connections during one ejection count once."""
         ejected = self.by_target.get(target)
         if ejected is None:
             self.by_target[target] = Ejection(now, EJECTION_FIRST_S, reason)
@@ -79,21 +80,20 @@ class Ejections:
             self.by_target.pop(target, None)
 
     def admits(self, target: Target, now: float) -> bool:
-        """Return whether a client may be sent to this endpoint while there are others: it is not ejected, or its probe
-        is due."""
+        """Return whether a client may be sent to this endpoint although there are others: the endpoint is not ejected,
+        or its probe is due."""
         ejected = self.by_target.get(target)
         return ejected is None or (not self._probes_beside and ejected.until <= now)
 
     def mark_probing(self, target: Target, now: float) -> None:
-        """Skip an ejected endpoint for all other clients while it is probed."""
+        """Record that an ejected endpoint is being probed, so that no other client is sent to it."""
         ejected = self.by_target.get(target)
         if ejected is not None:
             ejected.probing = True
             ejected.until = now + PROBE_S
 
     def due(self, now: float) -> Target | None:
-        """Return an endpoint whose ejection is over, and which the caller has to probe now. Return None if there is
-        none."""
+        """Return an endpoint whose ejection is over and which the caller has to probe now, or None if there is none."""
         for target, ejected in self.by_target.items():
             if ejected.until <= now:
                 self.mark_probing(target, now)
@@ -101,6 +101,7 @@ class Ejections:
         return None
 
     def likeliest(self, among: Collection[Target]) -> set[Target]:
-        """Return those of these ejected endpoints that have the fewest failures, and so are the likeliest to answer."""
+        """Return the endpoints, among these ejected ones, with the fewest failures. They are the likeliest to
+        answer."""
         fewest = min((self.by_target[target].failures for target in among), default=0)
         return {target for target in among if self.by_target[target].failures == fewest}

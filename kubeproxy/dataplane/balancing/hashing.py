@@ -1,7 +1,7 @@
 """The policy that picks a client's endpoint by a hash of the client's address.
 
-The table and the hash are those of the kernel path (`kubeproxy.model.maglev`). So a client has the same endpoint on
-either path, at every node, and after a restart.
+The table and the hash are those of the kernel path (`kubeproxy.model.maglev`). So a client gets the same endpoint on
+both paths, on every node, and after a restart.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from kubeproxy.model import Balancing, Scheduler, Target
 from kubeproxy.model.maglev import place_of, table_of, usable_at
 
 REMEMBERED = 1 << 14
-"""The number of clients whose hash is remembered. Most clients come more than once, and the hash is most of the cost of
-a pick."""
+"""The number of clients whose hash is cached. Most clients come more than once, and computing the hash is most of the
+cost of a pick."""
 
 
 class Hashing:
-    """A `Policy` that picks by the client's address."""
+    """A `Policy` that picks by a hash of the client's address."""
 
     __slots__ = ("_by_port", "_endpoints", "_seed", "_table")
 
@@ -52,7 +52,7 @@ class Hashing:
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """Return the endpoints, in no order."""
+        """Return the endpoints, in no particular order."""
         return self._endpoints
 
 

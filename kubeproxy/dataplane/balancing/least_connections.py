@@ -1,9 +1,9 @@
 """The policy that picks the endpoint with the fewest open connections, in proportion to its weight.
 
-It counts what is open at this node, over all workers. Between endpoints that are equally full, weighted turns decide:
-so while nothing is open, an endpoint of small weight gets its small share, too. If a Service has many endpoints, only
-some are compared for each client: the one whose place comes next, and others at a distance that is drawn. The spread is
-nearly as even, and a pick does not become slower with each endpoint.
+It uses the connections that all workers of this node have open. Among endpoints with equal load, weighted turns decide.
+So while nothing is open, an endpoint of small weight still gets its small share. If a Service has many endpoints, only
+some are compared for each client: the next one in order, and others at random equal distances from it. The result is
+nearly as even, and the cost of a pick does not grow with the number of endpoints.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kubeproxy.dataplane.balancing.open_counts import OpenCounts
 from kubeproxy.model import Balancing, Target
 
 COMPARED = 16
-"""The number of endpoints compared for a pick. With 16 of a thousand compared, no endpoint has more than two
+"""The number of endpoints compared for a pick. If 16 of a thousand are compared, no endpoint has more than two
 connections above the mean (``tests/dataplane/balancing/test_policies.py``)."""
 
 
 class LeastConnections:
-    """A `Policy` that compares what is open."""
+    """A `Policy` that compares the numbers of open connections."""
 
     __slots__ = ("_counts", "_now", "_order", "_place", "_rng", "_turns", "_weights")
 
@@ -29,13 +29,13 @@ class LeastConnections:
         self._counts = counts
         self._order: list[Target] = []
         self._place = 0
-        """The place in the order that comes next, if only some endpoints are compared."""
+        """If only some endpoints are compared: the position in the order at which the next pick begins."""
         self._weights: dict[Target, int] = {}
         self._turns: dict[Target, float] = {}
-        """When the next turn of each endpoint is, on a clock that advances with the turns. The time between two turns
-        of an endpoint is the inverse of its weight."""
+        """The time of each endpoint's next turn, on a virtual clock that advances with the turns. The time between two
+        turns of an endpoint is the inverse of its weight."""
         self._now = 0.0
-        """The latest turn that an endpoint has had, on the same clock."""
+        """The time of the latest turn, on the same virtual clock."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """Replace the endpoints; see `Policy.update`. Endpoints that stay keep their turns."""
@@ -53,13 +53,12 @@ class LeastConnections:
         if places > COMPARED:
             place, step = self._place, 1 + int(self._rng.random() * (places // COMPARED))
             self._place = (place + 1) % places
-            # A distance that is drawn leads to other endpoints each time, so the same ones are not compared again and
-            # again.
+            # The random distance makes each pick compare other endpoints.
             best = self._least([order[(place + step * n) % places] for n in range(COMPARED)], usable)
         if best is None:
             best = self._least(order, usable)
         if best is not None:
-            # An endpoint that was full for long does not make up for turns that it has missed.
+            # An endpoint that was busy for long must not catch up on missed turns.
             self._now = max(self._now, self._turns[best])
             self._turns[best] = self._now + 1 / self._weights[best]
         return best
@@ -75,17 +74,17 @@ class LeastConnections:
                 continue
             if count := of(target):
                 idle = False
-            # The number of connections with this client, in proportion to the weight.
+            # The load is the number of connections including this client's, divided by the weight.
             load = (count + 1) / weights[target]
             if best is None or load < least or (load == least and turns[target] < turns[best]):
                 best, least = target, load
             if first is None or turns[target] < turns[first]:
                 first = target
-        # By their loads, the heaviest of idle endpoints would get every client.
+        # If only loads were compared, the endpoint with the largest weight among idle ones would get every client.
         return first if idle else best
 
     def copy(self) -> LeastConnections:
-        """Return a copy, which counts what is open, too."""
+        """Return a copy, including its counts of open connections."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         copy = LeastConnections(rng, self._counts)
@@ -95,5 +94,5 @@ class LeastConnections:
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """Return the endpoints, the one whose turn it is first."""
+        """Return the endpoints in the order of their turns."""
         return sorted(self._order, key=self._turns.__getitem__)

@@ -1,9 +1,8 @@
-"""How many connections and sessions are open at this node to each endpoint of a frontend.
+"""Counts the connections and sessions that are open on this node to each endpoint of a frontend.
 
 Workers share a table in memory. It has a row for each worker, and a column for each endpoint of a frontend whose
-scheduler asks for these counts. A worker writes only to its own row, so no lock is needed, and reads all rows. The
-control process assigns the columns (`kubeproxy.dataplane.workers.columns`) and clears the row of a worker that has
-died.
+scheduler needs these counts. A worker writes only to its own row, so no lock is needed, and reads all rows. The control
+process assigns the columns (`kubeproxy.dataplane.workers.columns`), and clears the row of a worker that has died.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from collections.abc import Sequence
 from kubeproxy.model import Target
 
 COLUMNS = 1 << 16
-"""The number of endpoints, over all frontends, that can be counted together. Each worker alone counts the endpoints of
-further frontends. Pages of the table that are never written take no memory."""
+"""The number of columns, for endpoints of all frontends. If they are used up, the endpoints of further frontends are
+counted by each worker alone. Pages of the table that are never written take no memory."""
 ROW_BYTES = 4 * COLUMNS
 
 
 class SharedRows:
-    """The table as a worker sees it."""
+    """The shared table, as seen by a worker."""
 
     def __init__(self, fd: int, *, row: int) -> None:
         """Map the table. The caller may close the descriptor afterwards."""
@@ -31,23 +30,23 @@ class SharedRows:
 
 
 class OpenCounts:
-    """The connections and sessions open to the endpoints of one frontend."""
+    """The numbers of open connections and sessions to the endpoints of one frontend."""
 
     __slots__ = ("_columns", "_shared", "here")
 
     def __init__(self, shared: SharedRows | None) -> None:
-        """`shared` is None if this is the only process."""
+        """`shared` is None if there are no other workers."""
         self._shared = shared
         self._columns: dict[Target, int] = {}
         self.here: Counter[Target] = Counter()
-        """The number open in this process, by endpoint, without zeros."""
+        """The number open in this process, by endpoint. Endpoints without any are left out."""
 
     def opened(self, target: Target) -> None:
         """Count a connection or session to an endpoint."""
         self._add(target, 1)
 
     def closed(self, target: Target) -> None:
-        """Count a connection or session no more. Its endpoint may have left the Service meanwhile."""
+        """Stop counting a connection or session. Its endpoint may have left the Service meanwhile."""
         self._add(target, -1)
 
     def _add(self, target: Target, change: int) -> None:
@@ -58,13 +57,14 @@ class OpenCounts:
             self._shared.own[column] += change
 
     def of(self, target: Target) -> int:
-        """Return the number open to an endpoint, over all workers."""
+        """Return the number open to an endpoint in all workers."""
         if self._shared is None or (column := self._columns.get(target)) is None:
             return self.here.get(target, 0)
         return sum([row[column] for row in self._shared.rows])
 
     def share(self, endpoints: Sequence[Target], columns: Sequence[int]) -> None:
-        """Use these columns of the table from now on, one for each endpoint. Use none if the list is empty."""
+        """Use these columns of the table from now on, one for each endpoint. If `columns` is empty, count in this
+        process alone."""
         if self._shared is None:
             return
         wanted = dict(zip(endpoints, columns, strict=False))

@@ -1,7 +1,7 @@
-"""The policies, one for each scheduler, and the interface between a policy and the balancer.
+"""The policies, one for each scheduler, and their interface to the balancer.
 
-A policy has the endpoints and their turns. It knows nothing of session affinity and ejection. The balancer asks the
-policy for the next of the endpoints that are usable.
+A policy knows only the endpoints and their turns. It does not know session affinity and ejections: the balancer asks it
+for the next endpoint that is usable.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kubeproxy.dataplane.balancing.round_robin import RoundRobin
 from kubeproxy.model import Balancing, Scheduler, Target
 
 Usable = Callable[[Target], bool]
-"""Returns whether an endpoint may be picked now."""
+"""A function that returns whether an endpoint may be picked now."""
 
 
 class Policy(Protocol):
-    """Spreads clients over the endpoints of one frontend."""
+    """Distributes clients over the endpoints of one frontend."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
-        """Replace the endpoints. Each of them is given once."""
+        """Replace the endpoints, which are all different."""
 
     def pick(self, client: str, port: int, usable: Usable) -> Target | None:
-        """Return the endpoint of a client's next connection, or None if none is usable."""
+        """Return the endpoint for a client's next connection, or None if none is usable."""
 
     def copy(self) -> Policy:
-        """Return a policy whose picks are the next picks of this policy. Its picks do not change this policy."""
+        """Return a copy that will make the same picks as this policy. Picks of the copy do not change this policy."""
 
     @property
     def endpoints(self) -> Sequence[Target]:
@@ -39,7 +39,7 @@ class Policy(Protocol):
 
 
 def policy_for(balancing: Balancing, *, rng: random.Random, counts: OpenCounts) -> Policy:
-    """Return a policy without endpoints. `counts` has what is open to them."""
+    """Return a policy without endpoints. `counts` has the numbers of open connections."""
     match balancing.scheduler:
         case Scheduler.ROUND_ROBIN:
             return RoundRobin(rng)

@@ -1,12 +1,12 @@
 """Exact round robin, by weight.
 
-Endpoints with equal weights are a queue: the endpoint at the front is picked, and goes to the back. With different
-weights each endpoint has a time for its next turn, and the endpoint with the earliest time is picked. Its next turn is
-later by a stride, which is shorter the greater its weight. So turns are spread evenly. When the set of endpoints or a
-weight changes, endpoints that stay keep their places, and new endpoints have their first turn a whole round later. So
-no endpoint gets two turns in a round. The first order is drawn at random. Otherwise the proxies of a thousand nodes
-would all begin with the same endpoint. It is drawn when the first client comes, because a node has thousands of
-frontends that no client ever asks, and an order takes a kilobyte.
+Endpoints with equal weights form a queue: the endpoint at the front is picked and moves to the back. With different
+weights, each endpoint has a time for its next turn, and the endpoint with the earliest time is picked. Its next turn is
+then later by a stride that is inversely proportional to its weight, so turns are evenly distributed. When the set of
+endpoints or a weight changes, remaining endpoints keep their places, and new endpoints have their first turn a whole
+round later. So no endpoint gets two turns in a round. The first order is random, because otherwise the proxies of a
+thousand nodes would all start with the same endpoint. It is drawn when the first client comes, because a node has
+thousands of frontends without clients, and an order takes a kilobyte.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 from kubeproxy.model import Balancing, Target
 
 _EMPTY: Final[deque[Target]] = deque()
-"""The empty queue, which all frontends without a queue share, because an empty deque takes 600 bytes."""
+"""An empty queue shared by all frontends without a queue, because an empty deque takes 600 bytes."""
 STRIDE = 1 << 32
-"""The stride of weight 1. It is an integer, so that rounding never loses anything."""
+"""The stride for weight 1. Strides are integers, so that no rounding errors accumulate."""
 
 
 class RoundRobin:
@@ -33,13 +33,12 @@ class RoundRobin:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._undrawn: tuple[Sequence[Target], Balancing] | None = None
-        """The endpoints until their first order is drawn, and then None."""
+        """The endpoints and weights until the first order is drawn, and then None."""
         self._strides: dict[Target, int] = {}
         self._queue = _EMPTY
-        """The endpoints, the next one first, if all have the same weight. The queue is four times as fast as the
-        heap."""
+        """The endpoints in order, if all have the same weight. A queue is four times as fast as the heap."""
         self._turns: list[tuple[int, Target]] = []
-        """A heap with the next turn of each endpoint, if weights differ."""
+        """A heap with the next turn of each endpoint, if the weights differ."""
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
@@ -49,7 +48,7 @@ class RoundRobin:
             self._undrawn = endpoints, balancing
 
     def _draw(self) -> None:
-        """Draw the first order, unless that is done."""
+        """Draw the first order, unless that has been done."""
         if self._undrawn is not None:
             undrawn, self._undrawn = self._undrawn, None
             self._order(*undrawn)
@@ -70,7 +69,7 @@ class RoundRobin:
             self._queue, self._turns = _EMPTY, [(waits[target], target) for target in in_order]
 
     def _waits(self) -> dict[Target, int]:
-        """Return how long each endpoint waits for its turn, in parts of a stride."""
+        """Return how long each endpoint waits for its next turn, in units of the stride's scale."""
         if self._turns:
             now = self._turns[0][0]
             return {target: at - now for at, target in self._turns}
@@ -111,6 +110,6 @@ class RoundRobin:
 
     @property
     def endpoints(self) -> Sequence[Target]:
-        """Return the endpoints, the next one first."""
+        """Return the endpoints in the order of their turns."""
         self._draw()
         return tuple(self._queue) or tuple(target for _, target in sorted(self._turns))

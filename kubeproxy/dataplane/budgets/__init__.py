@@ -1,1 +1,1 @@
-"""Budgets of descriptors, memory and pipes."""
+"""Budgets of file descriptors, memory and pipes."""

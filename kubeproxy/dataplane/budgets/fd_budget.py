@@ -1,7 +1,8 @@
 """The budget of file descriptors.
 
-The data plane counts its descriptors, and stops accepting before the kernel returns EMFILE. A client then waits in the
-listen queue, and the process can still work. A listener that got no descriptor is called back when some are free again.
+The data plane counts its descriptors, and stops accepting before the kernel would return EMFILE. Then clients wait in
+the listen queue, and the process can still work. A listener that was refused descriptors is called back when some are
+free again.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import resource
 from collections.abc import Callable
 
 RESERVE = 64
-"""The descriptors for everything else in the process: connections to the API server, logs, epoll, pipes of
-subprocesses."""
+"""The number of descriptors reserved for everything else in the process: connections to the API server, logs, epoll,
+pipes of subprocesses."""
 
 
 AT_LEAST = 16
-"""The number of descriptors beyond those in use that a tightened budget still allows."""
+"""How many descriptors a tightened budget still allows beyond those in use."""
 
 
 class Tenant:
-    """The part of the last quarter that all frontends of one tenant hold together."""
+    """How much of the last quarter the frontends of one tenant hold together."""
 
     __slots__ = ("__weakref__", "extra")
 
@@ -28,26 +29,27 @@ class Tenant:
 
 
 class Share:
-    """The part of a budget that one frontend's clients hold."""
+    """How much of a budget the clients of one frontend hold."""
 
     __slots__ = ("extra", "held", "tenant")
 
     def __init__(self, tenant: Tenant | None = None) -> None:
-        """Without a tenant the share is a tenant of its own."""
+        """Without a tenant the share counts as a tenant of its own."""
         self.held = 0
         self.extra = 0
-        """The number of descriptors in `held` that were taken from the last quarter."""
+        """How many of the descriptors in `held` are from the last quarter."""
         self.tenant = tenant or Tenant()
 
 
 class DescriptorBudget:
     """Counts descriptors in use against a limit.
 
-    Clients get the first three quarters of the clients' descriptors in the order in which they come. The last quarter
-    is shared, and never used up: a frontend may hold half of the part that others do not hold, and so may a tenant. So
-    other frontends are served beside one flooded frontend, beside many, and beside all those of one tenant. A frontend
-    that holds more than an equal part of the whole gets nothing of the last quarter. A frontend without clients gets
-    its first client, as long as its tenant has left a quarter of the last quarter to others.
+    The first three quarters of the descriptors for clients go to any client that comes first. The last quarter is
+    rationed, and never used up: a frontend may hold at most half of what other frontends do not hold of it, and the
+    same limit applies to a tenant. So one flooded frontend, many of them, or all frontends of one tenant cannot keep
+    the others from being served. A frontend that holds more than an equal share of the whole gets nothing of the last
+    quarter. A frontend without clients gets its first client, as long as its tenant leaves a quarter of the last
+    quarter to others.
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,22 +58,22 @@ class DescriptorBudget:
         self.refusals = 0
         """The number of claims that were refused."""
         self._clients = 0
-        """Descriptors in use for clients."""
+        """The number of descriptors in use for clients."""
         self._sharers = 0
-        """Frontends that have clients."""
+        """The number of frontends that have clients."""
         self._extra = 0
-        """Descriptors of the last quarter that are in use."""
+        """How many descriptors of the last quarter are in use."""
         self._waiting: dict[Callable[[], None], None] = {}
 
     @classmethod
     def of_this_process(cls) -> DescriptorBudget:
-        """Return a budget of RLIMIT_NOFILE less `RESERVE`. If that limit is tiny, the budget is a quarter less than the
-        limit instead."""
+        """Return a budget of RLIMIT_NOFILE minus `RESERVE`. If the limit is tiny, the budget is three quarters of
+        it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(soft - min(RESERVE, soft // 4))
 
     def take(self, count: int, share: Share | None = None) -> bool:
-        """Claim descriptors, and return whether the claim was granted. `share` is that of the client's frontend."""
+        """Claim descriptors, and return whether the claim was granted. `share` belongs to the client's frontend."""
         if self.used + count > self.limit or (
             share is not None and self._is_extra(count) and not self._fair(count, share)
         ):
@@ -84,14 +86,14 @@ class DescriptorBudget:
         return True
 
     def has_room(self, count: int) -> bool:
-        """Return whether as many descriptors are left, for any share; if not, count a refusal."""
+        """Return whether `count` descriptors are available, for any share. If not, count a refusal."""
         if self.used + count <= self.limit:
             return True
         self.refusals += 1
         return False
 
     def take_back(self, count: int, share: Share) -> None:
-        """Claim descriptors without a check, for a share that has just returned as many from another of its clients."""
+        """Claim descriptors without a check, for a share that has just returned the same number from another client."""
         if self._is_extra(count):
             self._add_extra(count, share)
         self.used += count
@@ -100,16 +102,16 @@ class DescriptorBudget:
         share.held += count
 
     def _is_extra(self, count: int) -> bool:
-        """Return whether `count` more descriptors for clients would be from the last quarter."""
+        """Return whether another `count` descriptors for clients would be taken from the last quarter."""
         return 4 * (self._clients + count) > 3 * self._room
 
     @property
     def _room(self) -> int:
-        """Return the number of all descriptors for clients, in use or not."""
+        """Return the total number of descriptors for clients, including those in use."""
         return self.limit - self.used + self._clients
 
     def _fair(self, count: int, share: Share) -> bool:
-        """Return whether a share may have `count` more of the last quarter."""
+        """Return whether a share may have `count` more descriptors of the last quarter."""
         room, tenant = self._room, share.tenant
         quarter = room - 3 * room // 4
         left_by_tenants = quarter - self._extra + tenant.extra
@@ -128,22 +130,22 @@ class DescriptorBudget:
         self._extra += count
 
     def tighten(self) -> None:
-        """Limit new clients to a third of the present number until `loosen`, because something else is short. The
-        present clients then count as three quarters of the budget."""
+        """Limit new clients to a third of the present number until `loosen` is called, because another resource is
+        short. The present clients then count as three quarters of the budget."""
         self.limit = min(self._whole, self.used + max(self._clients // 3, AT_LEAST))
 
     def loosen(self) -> None:
-        """End `tighten`, so that all descriptors may be used again."""
+        """End the effect of `tighten`."""
         self.limit = self._whole
 
     def take_spare(self, count: int) -> bool:
-        """Claim optional descriptors, and return whether the claim was granted. It is refused when more than three
-        quarters are in use."""
+        """Claim optional descriptors, and return whether the claim was granted. It is refused if more than three
+        quarters of the budget are in use."""
         return 4 * (self.used + count) <= 3 * self.limit and self.take(count)
 
     @property
     def spare(self) -> int:
-        """Return for how many descriptors of another process's connections there is room. A part is left to new
+        """Return how many descriptors are available for connections of another process. A part is left for new
         clients."""
         return max(0, 7 * self.limit // 8 - self.used)
 
@@ -162,7 +164,7 @@ class DescriptorBudget:
                 callback()
 
     def call_when_free(self, callback: Callable[[], None]) -> None:
-        """Make one call when descriptors have been returned."""
+        """Call `callback` once, when descriptors have been returned."""
         self._waiting[callback] = None
 
     def __repr__(self) -> str:

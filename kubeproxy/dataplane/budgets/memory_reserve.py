@@ -1,9 +1,9 @@
 """A reserve of memory for the case that an allocation fails.
 
-The kernel does not report how much memory is left, and a failed allocation is the first sign. So a reserve is mapped at
-the start. When an allocation fails, the reserve is freed. Then all parts can work again, and new clients are limited to
-a third of the present number. A flooded frontend leaves a part of that third to the others, as with descriptors (see
-`fd_budget`). As soon as there is enough memory again, the reserve is mapped anew.
+The kernel does not tell how much memory is left, so a failed allocation is the first sign of a shortage. At the start a
+reserve is mapped, and it is freed when an allocation fails. Then the process can work again, and new clients are
+limited to a third of the present number. A flooded frontend leaves a part of that third to others, as with descriptors
+(see `fd_budget`). As soon as there is enough memory, the reserve is mapped again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 from kubeproxy.dataplane.loop.reactor import Reactor
 
 RESERVE_BYTES = 4 << 20
-"""The size of the reserve: the buffers of a hundred clients, or some thousand idle clients. Its pages are never
-written, so it takes only address space, which ``ulimit -v`` limits. (Beyond the limit of a control group no allocation
-fails, because the kernel kills the process.)"""
+"""The size of the reserve in bytes. It is enough for the buffers of a hundred clients, or for some thousand idle
+clients. Its pages are never written, so it takes only address space, which ``ulimit -v`` limits. (With a control
+group's limit no allocation fails; the kernel kills the process instead.)"""
 LOOK_S = 1.0
-"""How often the process tries to map a freed reserve again."""
+"""How often to try to map a freed reserve again, in seconds."""
 
 
 class MemoryReserve:
-    """The memory reserve of one process's byte path."""
+    """The memory reserve of one process."""
 
     def __init__(self, *, budget: DescriptorBudget, reactor: Reactor) -> None:
         self._budget = budget
@@ -43,7 +43,7 @@ class MemoryReserve:
         return True
 
     def _look(self) -> None:
-        # Twice as much must be free, because the reserve must not use up all free memory.
+        # Require twice the memory, because the reserve must not use up all of it.
         if (enough := _map(2 * RESERVE_BYTES)) is not None:
             enough.close()
             self._reserve = _map(RESERVE_BYTES)

@@ -1,5 +1,5 @@
-"""A pool of pipes for splicing. Opening a pipe takes three system calls, so pipes are pooled. Each pipe is two
-descriptors, so their number is bounded."""
+"""A pool of pipes for `splice`. Pipes are pooled because opening one takes three system calls. Their number is limited
+because each takes two descriptors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from kubeproxy.dataplane.budgets.fd_budget import DescriptorBudget
 
 PIPE_BYTES = 1 << 20
-"""The capacity that is requested. At the default of 64 KiB (16 pages) a pipe holds one large segment, and every splice
-is a small one. The kernel grants less when the user's share (fs.pipe-user-pages-soft) is used up. A small pipe works as
-well."""
+"""The requested capacity in bytes. With the default of 64 KiB (16 pages) a pipe holds only one large segment, so every
+`splice` would move little. The kernel grants less if the user's limit (fs.pipe-user-pages-soft) is reached; a small
+pipe also works."""
 POOL_SIZE = 32
 """The largest number of idle pipes in the pool."""
 PIPES_MAX = 1024
-"""The largest number of pipes in use at once. A connection that gets none continues with recv and send."""
+"""The largest number of pipes in use. A connection that gets no pipe continues with recv and send."""
 
 
 class Pipe(NamedTuple):
@@ -28,17 +28,17 @@ class Pipe(NamedTuple):
 
 
 class PipePool:
-    """A bounded pool of empty pipes."""
+    """A pool of empty pipes."""
 
     def __init__(self, budget: DescriptorBudget) -> None:
         self._budget = budget
         self._idle: list[Pipe] = []
         self._shared: set[Pipe] = set()
-        """The pipes that another process may still have."""
+        """The pipes that another process may also have open."""
         self.in_use = 0
 
     def take(self) -> Pipe | None:
-        """Return an empty pipe, or None when the pool or the descriptor budget is used up."""
+        """Return an empty pipe, or None if the limit or the descriptor budget is used up."""
         if self._idle:
             self.in_use += 1
             return self._idle.pop()
@@ -49,24 +49,23 @@ class PipePool:
         except OSError:
             self._budget.give(2)
             return None
-        # This fails beyond the user's share of pipe pages; then the default capacity is enough.
+        # This fails if the user's limit on pipe pages is reached. The default capacity is enough then.
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.in_use += 1
         return pipe
 
     def adopt(self) -> None:
-        """Count a pipe in use that another process has opened. The caller has checked that the budget has room."""
+        """Count a pipe that another process has opened as in use. The caller has checked that the budget has room."""
         self.in_use += 1
         self._budget.take(2)
 
     def share(self, pipe: Pipe) -> None:
-        """Note that another process may still have this pipe, so that it never carries another connection's bytes."""
+        """Record that another process may also have this pipe open. It is then never used for another connection."""
         self._shared.add(pipe)
 
     def give(self, pipe: Pipe, *, empty: bool) -> None:
-        """Return a pipe to the pool. A pipe that still holds a connection's bytes, or that another process may have, is
-        closed."""
+        """Return a pipe. It is closed if it still contains bytes, or if another process may have it open."""
         self.in_use -= 1
         if empty and pipe not in self._shared and len(self._idle) < POOL_SIZE:
             self._idle.append(pipe)

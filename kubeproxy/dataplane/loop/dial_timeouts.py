@@ -1,7 +1,8 @@
-"""Ends the steps of dials that got no answer in time.
+"""Ends steps of dials that got no answer in time.
 
-Steps of one length end in the order in which they began. So one queue for each length replaces a heap of timers, at a
-fraction of the cost. Nearly every dial is answered within its first step, and its entry in the queue is then ignored.
+Steps of equal length end in the order in which they began. So a queue for each length is enough, at a fraction of the
+cost of a heap of timers. Nearly every dial is answered within its first step, and its entry in the queue is then
+ignored.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from kubeproxy.dataplane.loop.reactor import Reactor
 
 
 class Step(Protocol):
-    """A dial or probe with a step timeout."""
+    """A dial or probe, whose steps have timeouts."""
 
     def on_step_over(self) -> None:
-        """Handle the timeout. This is also called when the dial has finished in the meantime."""
+        """Handle the timeout of a step. This is also called if the dial has finished meanwhile."""
 
 
 _Queue = deque[tuple[float, Step]]
@@ -31,7 +32,7 @@ class StepTimeouts:
         self._queues: dict[float, _Queue] = {}
 
     def step(self, step: Step, seconds: float) -> None:
-        """Call `step.on_step_over` after `seconds`."""
+        """Call `step.on_step_over` after this many seconds."""
         queue = self._queues.get(seconds)
         if queue is None:
             queue = self._queues[seconds] = deque()

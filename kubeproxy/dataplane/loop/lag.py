@@ -1,7 +1,7 @@
-"""The lag: the longest turn of the reactor within the last minute.
+"""Measures the lag: the longest turn of the reactor within the last minute.
 
-A ready byte may have waited that long. Reading the lag does not reset it. Scrapers, the status and the health check
-read at different times, and each of them sees every pause. A scraper that reads at least once a minute misses none.
+A byte may have waited this long. Reading the lag does not reset it, so scrapers, the status and the health check all
+see every pause, although they read at different times. A scraper that reads at least once a minute misses no pause.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections import deque
 from kubeproxy.dataplane.loop.reactor import Reactor
 
 STEP_S = 10.0
-"""The resolution of the minute. A reported pause is at most one step older than a minute."""
+"""The resolution in seconds. A reported pause may be older than a minute by this much."""
 STEPS = 6
 
 
 class Lag:
-    """The lag of one reactor; the only caller of its `take_longest_turn`."""
+    """The lag of one reactor. Nothing else may call the reactor's `take_longest_turn`."""
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
         self._peaks = deque([0.0], maxlen=STEPS + 1)
-        """The longest turn of each step in seconds, the current step last."""
+        """The longest turn in each interval of `STEP_S`, in seconds; the present interval is last."""
         reactor.after(STEP_S, self._step)
 
     def longest_s(self) -> float:

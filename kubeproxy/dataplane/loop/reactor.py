@@ -1,21 +1,21 @@
-"""The event loop that moves bytes, on an epoll of its own.
+"""The event loop that moves bytes, with its own epoll descriptor.
 
-Why not asyncio's: a proxied connection is two sockets that live for milliseconds, and asyncio's bookkeeping
-(`add_reader`, `remove_reader`, handles, an epoll_ctl(2) for each change of interest) costs more than the bytes. Here a
-socket is registered once for its life, edge-triggered for all events, and the kernel removes it when it is closed; the
-handler of an event is looked up in a dict, so a socket changes its handler without a system call.
+The asyncio loop is not used because a proxied connection has two sockets that live for milliseconds, and asyncio's
+bookkeeping (`add_reader`, `remove_reader`, handles, an epoll_ctl(2) for each change of interest) costs more than moving
+the bytes. Here a socket is registered once, edge-triggered for all events, and the kernel removes it when it is closed.
+Handlers are looked up in a dict, so a socket can change its handler without a system call.
 
 Rules for handlers:
 
-- Edge-triggered: a handler reads until the kernel has no more (a short read shows it, too) or records that it stopped.
-  After an event with EPOLLRDHUP it reads to the end of the stream, or a FIN that came with data is never seen.
+- Because events are edge-triggered, a handler reads until the kernel has no more data (a short read tells as much), or
+  records that it stopped. After EPOLLRDHUP it reads to the end; otherwise a FIN that came with data would be missed.
 - Handlers accept spurious events, and never raise.
-- Descriptors are closed through `close`: it removes the handler at once, but closes the descriptor only at the end of
-  the turn, so that an event of this turn never reaches a new socket of the same number.
-- A handler with unbounded work stops after a while and continues, by `again`, in the next turn.
+- Descriptors are closed with `close`, which removes the handler at once, but closes the descriptor only at the end of
+  the turn. So an event of this turn never reaches a new socket with the same number.
+- A handler with much work stops after a while, and continues in the next turn (`again`).
 
-The reactor has two drivers with the same turn: `attach` drives it from an asyncio loop (its epoll descriptor is itself
-readable when it has events), `run` needs no other loop.
+There are two ways to drive the reactor: `attach` runs turns from an asyncio loop (the epoll descriptor is itself
+readable when there are events), and `run` needs no other loop.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     import asyncio
 
 EDGE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-"""All events of a stream socket. Each is reported once when it happens."""
+"""All events of a stream socket. Each event is reported once, when it happens."""
 LEVEL = select.EPOLLIN
-"""The events of a listener, level-triggered: reported again as long as the queue is not empty."""
+"""The events of a listener. They are level-triggered: reported again as long as the queue is not empty."""
 
 TURNS_PER_WAKE = 8
-"""The largest number of turns for each wake-up by the outer loop. More turns save polls of the outer loop under load,
-and the bound limits how long the outer loop waits."""
+"""The largest number of turns for each wake-up by the asyncio loop. More turns save wake-ups under load; the limit
+bounds how long the asyncio loop waits."""
 EVENTS_PER_TURN = 256
 
 LOOK_S = 100e-6
-"""How long `run` polls for events before it sleeps, once `SHORT_WAITS` is reached. This is about the cost of sleeping
-and waking up. A lone request and its answer then take two thirds of the time, for about the same CPU time."""
+"""For how many seconds `run` polls for events before it sleeps, once `SHORT_WAITS` is reached. Sleeping and waking up
+cost about as much. Polling shortens a single request and answer by a third, for about the same CPU time."""
 SHORT_WAITS = 4
-"""The number of waits in a row, each shorter than `LOOK_S`, after which `run` polls. So a peer that sends rarely costs
-nothing, and a peer that stops sending costs one poll in vain."""
+"""After this many waits in a row that were shorter than `LOOK_S`, `run` polls. So a peer that sends rarely costs
+nothing, and a peer that stops sending costs one useless poll."""
 FEW_EVENTS = 1
-"""The number of events in a turn above which `run` does not poll. Events that come while the process sleeps are handled
-together, which is cheaper."""
+"""If a turn has more events than this, `run` does not poll afterwards. Events that arrive while the process sleeps are
+handled together, which is cheaper."""
 
 
 class Timer:
-    """A call scheduled for some time, unless it is cancelled."""
+    """A scheduled call."""
 
     __slots__ = ("callback", "when")
 
@@ -62,27 +62,26 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Prevent the call. Repeating it is harmless."""
+        """Prevent the call. This may be called repeatedly."""
         self.callback = None
 
 
 class Reactor:
-    """An epoll loop with timers (see the module's docstring). It is not thread-safe: everything runs in the thread that
-    drives it."""
+    """An epoll loop with timers (see the module). It is not thread-safe: everything runs in the thread that drives
+    it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock()
-        """The monotonic time at the start of the turn, in seconds. It is exact enough for every decision within the
-        turn."""
+        """The monotonic time at the start of the turn, in seconds. It is exact enough for decisions within the turn."""
         self.clock = clock
         self.turn_number = 0
-        """The number of the present turn, counted from 1."""
+        """The number of the present turn. The first turn has number 1."""
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._again: list[Callable[[], None]] = []
         self._at_end: list[Callable[[], None]] = []
         self.at_end = self._at_end.append
-        """Make one call after this turn's events, timers and continued work."""
+        """Schedules a call at the end of this turn, after its events, timers and continued work."""
         self._every_end: list[Callable[[], None]] = []
         self._closing: list[int] = []
         self._timers: list[tuple[float, int, Timer]] = []
@@ -92,16 +91,16 @@ class Reactor:
         self._longest_turn_s = 0.0
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
-        """Watch a descriptor. Raise OSError when the kernel has no room for another watch."""
+        """Watch a descriptor. Raise OSError if the kernel cannot watch any more descriptors."""
         self._epoll.register(fd, events)
         self._handlers[fd] = handler
 
     def hand_over(self, fd: int, handler: Callable[[int], None]) -> None:
-        """Give the events of a watched descriptor to another handler."""
+        """Replace the handler of a watched descriptor."""
         self._handlers[fd] = handler
 
     def watch(self, fd: int, events: int) -> None:
-        """Change the events that are watched for; 0 means none."""
+        """Change which events of a descriptor are watched; 0 means none."""
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
@@ -110,24 +109,24 @@ class Reactor:
             self._epoll.unregister(fd)
 
     def close(self, fd: int) -> None:
-        """Remove a descriptor's handler now, and close it at the end of this turn."""
+        """Remove a descriptor's handler now, and close the descriptor at the end of this turn."""
         self._handlers.pop(fd, None)
         if not self._closing and self._driver is not None:
             self._driver.wake_soon()
         self._closing.append(fd)
 
     def again(self, callback: Callable[[], None]) -> None:
-        """Call at the start of the next turn, which follows without waiting."""
+        """Call `callback` at the start of the next turn, which begins without waiting."""
         self._again.append(callback)
         if self._driver is not None:
             self._driver.wake_soon()
 
     def at_every_end(self, callback: Callable[[], None]) -> None:
-        """Call at the end of every turn, before descriptors are closed."""
+        """Call `callback` at the end of every turn, before descriptors are closed."""
         self._every_end.append(callback)
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Call once after `delay_s` seconds."""
+        """Call `callback` once after `delay_s` seconds."""
         timer = Timer(self.now + delay_s, callback)
         heapq.heappush(self._timers, (timer.when, next(self._ticket), timer))
         if self._driver is not None:
@@ -135,8 +134,8 @@ class Reactor:
         return timer
 
     def turn(self, timeout_s: float = 0.0) -> int:
-        """Handle at most EVENTS_PER_TURN events; wait at most `timeout_s` for the first. Return how many were
-        handled, including the callbacks of `again`."""
+        """Handle at most EVENTS_PER_TURN events; wait up to `timeout_s` seconds for the first one. Return how many
+        events and callbacks of `again` were handled."""
         if self._again:
             timeout_s = 0.0
         elif timeout_s and self._timers:
@@ -174,7 +173,7 @@ class Reactor:
         return done
 
     def take_longest_turn(self) -> float:
-        """Return and reset the longest turn, in seconds."""
+        """Return the longest turn since the last call, in seconds."""
         longest_s, self._longest_turn_s = self._longest_turn_s, 0.0
         return longest_s
 
@@ -187,14 +186,14 @@ class Reactor:
                 callback()
 
     def next_timer(self) -> float | None:
-        """Return the monotonic time of the next timer, or None without a timer."""
+        """Return the monotonic time of the next timer, or None if there is none."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
     def run(self) -> None:
-        """Run turns until `stop`, in a process that does nothing else."""
+        """Run turns until `stop` is called, in a process without another loop."""
         self._running = True
         short_waits = 0
         while self._running:
@@ -211,15 +210,15 @@ class Reactor:
                 short_waits = 0
 
     def stop(self) -> None:
-        """End `run` after the current turn."""
+        """Make `run` return after the present turn."""
         self._running = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run turns from an asyncio loop."""
+        """Run turns whenever needed, from an asyncio loop."""
         self._driver = _AsyncioDriver(self, self._epoll.fileno(), loop)
 
     def shut(self) -> None:
-        """Close the epoll descriptor and all descriptors still to be closed."""
+        """Close the epoll descriptor, and all descriptors that are still to be closed."""
         if self._driver is not None:
             self._driver.detach()
             self._driver = None
@@ -249,12 +248,12 @@ class _AsyncioDriver:
                 handle.cancel()
 
     def wake_soon(self) -> None:
-        """Run a turn soon, even without an event."""
+        """Run a turn soon, even without events."""
         if self._soon is None:
             self._soon = self._loop.call_soon(self._wake)
 
     def wake_at(self, when: float) -> None:
-        """Run a turn at `when` (of the reactor's clock) at the latest."""
+        """Run a turn at the latest at `when`, by the reactor's clock."""
         if self._handle is not None:
             if self._due <= when:
                 return

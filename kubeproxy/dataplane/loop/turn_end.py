@@ -1,9 +1,9 @@
-"""The writes and dials of a reactor's turn, which are carried out at its end.
+"""Makes the writes and dials of a reactor's turn, at the end of the turn.
 
-Most of the cost of a small message is waking the process that receives it. A process that another message woke a moment
-ago is still awake. So a turn first reads everything. Then it writes, first to endpoints and then to clients; this
-halves the wake-ups, compared with writing in the order of reading. It dials last, at most `DIALS` times. For other
-accepted clients it dials in the next turn, after the events of open connections.
+Most of the cost of a small message is waking the process that receives it. A process that was woken a moment ago is
+still awake. So a turn first reads everything. Then it writes, first to endpoints and then to clients. Compared with
+writing in the order of reading, this halves the number of wake-ups. Dials come last, at most `DIALS` per turn. Further
+accepted clients are dialed for in the next turn, after the events of open connections.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from kubeproxy.dataplane.loop.reactor import Reactor
 _T = TypeVar("_T")
 
 DIALS = 64
-"""The number of dials begun in one turn, some milliseconds' worth. On one host the whole handshake may be over when
-`connect` returns. Two hundred clients that came at once held up all others for 25 ms."""
+"""The largest number of dials begun in one turn, which takes some milliseconds. (On one host the whole handshake may be
+over when `connect` returns.) Without the limit, two hundred simultaneous clients held up all others for 25 ms."""
 ROUNDS = 4
-"""The number of rounds of writing. A write may make room to read more, which is then also to be written. The number is
-bounded because other work waits."""
+"""The largest number of rounds of writing. A write may make room for reading more, which then has to be written,
+too."""
 
 
 class Begins(Protocol):
     """A dial that waits for the end of the turn. It is one of `tcp`, which this folder must not import."""
 
     def begin(self) -> None:
-        """Begin the dial."""
+        """Start the dial."""
 
 
 class TurnEnd:
-    """Writes and dials that one reactor carries out at the end of a turn."""
+    """Collects the writes and dials that one reactor makes at the end of a turn."""
 
     def __init__(self, reactor: Reactor, send: Callable[[list[Any]], None]) -> None:
-        """`send` writes the backlogs of several flows, because a call for each flow costs more than the write."""
+        """`send` writes the backlogs of several flows. A call for each flow would cost more than the write itself."""
         self._reactor = reactor
         self._send = send
         self._to_endpoints: list[Any] = []
         self._to_clients: list[Any] = []
         self._dials: list[Begins] = []
         self.to_endpoints = self._to_endpoints.append
-        """Writes a flow's backlog to an endpoint at the end of the turn."""
+        """Schedules the writing of a flow's backlog to an endpoint."""
         self.to_clients = self._to_clients.append
-        """Writes a flow's backlog to a client at the end of the turn."""
+        """Schedules the writing of a flow's backlog to a client."""
         self.dial = self._dials.append
-        """Begins a dial at the end of the turn."""
+        """Schedules the start of a dial."""
         reactor.at_every_end(self._empty)
 
     def _empty(self) -> None:
@@ -74,4 +74,4 @@ def _taken(items: list[_T]) -> list[_T]:
 
 
 def _at_the_next_end() -> None:
-    """Do nothing, because the end of the next turn writes the rest."""
+    """Do nothing. The end of the next turn writes the rest."""

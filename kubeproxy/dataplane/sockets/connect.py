@@ -1,4 +1,4 @@
-"""Non-blocking connects to endpoints."""
+"""Connects to endpoints without blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kubeproxy.model import Target
 
 EPHEMERAL_PORTS_FROM = 32_768
-"""The default start of net.ipv4.ip_local_port_range. If that is set lower, lower ports are concerned, too."""
+"""The default start of net.ipv4.ip_local_port_range. If the range is set to begin lower, lower ports may be affected,
+too."""
 UNDER_WAY = (0, errno.EINPROGRESS)
 UNREACHABLE = (
     errno.ECONNREFUSED,
@@ -25,18 +26,18 @@ UNREACHABLE = (
     errno.EHOSTDOWN,
     errno.EACCES,  # ICMPv6: administratively prohibited
 )
-"""Errors that are the fault of the endpoint. All others (no port, no memory) are this host's own."""
+"""The errors that are the endpoint's fault. All others (no port, no memory) are this host's own."""
 _REFUSALS = (errno.ECONNREFUSED, errno.ECONNRESET)
 HUNG_UP = select.EPOLLERR | select.EPOLLHUP
-"""The events of an endpoint that refused, or of a client that reset. (A client that only sent FIN may still want its
-answer.)"""
+"""The events for an endpoint that refused, or a client that reset its connection. (They do not include FIN: a client
+that has sent FIN may still want its answer.)"""
 NON_BLOCKING_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
-    """Start to connect to an endpoint with a hop limit of `hops`, and return the descriptor. `client` is the address to
-    connect from, or None for this node's. Raise OSError when the connect fails at once."""
-    # The C type: a `socket.socket` costs three Python calls more.
+    """Start to connect to an endpoint with a hop limit of `hops`, and return the descriptor. `client` is the source
+    address, or None for an address of this node. Raise OSError if the connect fails at once."""
+    # The C type is used because `socket.socket` costs three more Python calls.
     sock = socket.SocketType(socket.AF_INET6 if ":" in target.address else socket.AF_INET, NON_BLOCKING_STREAM)
     try:
         set_stream_options(sock)
@@ -54,13 +55,13 @@ def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
 
 
 def failure(error: int) -> str:
-    """Return why an endpoint cannot be reached, from the number of its error: ``refused`` or ``unreachable``. A refusal
-    comes from the endpoint's own host, so that host is up. The other errors mean that its host or route is gone."""
+    """Return why an endpoint cannot be reached, for an errno: ``refused`` or ``unreachable``. A refusal comes from the
+    endpoint's own host, so that host is up. Other errors mean that the host, or the route to it, is gone."""
     return "unreachable" if error in UNREACHABLE and error not in _REFUSALS else "refused"
 
 
 def pending_failure(fd: int) -> str:
-    """Return why the connect of a socket that has hung up failed, as `failure` does, and clear the socket's error."""
+    """Return the result of `failure` for a socket that has hung up during connect, and clear the socket's error."""
     sock = socket.socket(fileno=fd)
     try:
         return failure(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
@@ -69,8 +70,8 @@ def pending_failure(fd: int) -> str:
 
 
 def is_own_echo(fd: int, target: Target) -> bool:
-    """Return whether the kernel has connected the socket to itself, by a simultaneous open. That is possible if an
-    endpoint on this host has stopped and its port is in the ephemeral range."""
+    """Return whether the kernel has connected the socket to itself, by a simultaneous open. This can happen if an
+    endpoint on this host has stopped, and its port is in the ephemeral range."""
     if target.port < EPHEMERAL_PORTS_FROM:
         return False
     sock = socket.socket(fileno=fd)
@@ -83,8 +84,8 @@ def is_own_echo(fd: int, target: Target) -> bool:
 
 
 def set_stream_options(sock: socket.SocketType) -> None:
-    """Set the options of both sides of a connection. Accepted sockets inherit those of their listener. Urgent data
-    stays in the stream, because a proxy that took it out would lose it."""
+    """Set the options for both sockets of a connection. (Accepted sockets inherit them from their listener.) Urgent
+    data is kept in the stream, because otherwise a proxy would lose it."""
     setsockopt = sock.setsockopt
     setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)

@@ -1,9 +1,8 @@
 """Socket calls on plain file descriptors, which Python offers only on socket objects.
 
-A socket object for an accepted descriptor costs a look-up of enums, a system call that checks its kind, and three
-Python calls to close. For a connection that lives a millisecond that is a tenth of all its work. So connections are
-pairs of descriptors. `os.read` and `os.write`, which are also the fastest way, move the bytes, and this module does the
-rest.
+To make a socket object for an accepted descriptor takes look-ups of enums and a system call, and to close it three
+Python calls. For a connection that lives for a millisecond, this is a tenth of all work. So connections are pairs of
+descriptors. `os.read` and `os.write`, the fastest functions for this, move the bytes, and this module does the rest.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ _send.restype = ctypes.c_ssize_t
 _setsockopt = _libc.setsockopt
 _setsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
 BACKLOG = 4096
-"""The default of net.core.somaxconn since Linux 5.4, which bounds this value."""
+"""The length of the listen queue. The kernel limits it to net.core.somaxconn, which has this default since Linux
+5.4."""
 LAST = socket.MSG_MORE | socket.MSG_NOSIGNAL
 _INT = struct.Struct("i")
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def write_last(fd: int, data: bytes) -> int:
-    """Write data before FIN, as `os.write` does. The kernel sends both in one packet."""
+    """Write data before FIN, like `os.write`, so that the kernel sends both in one packet."""
     sent: int = _send(fd, data, len(data), LAST)
     if sent < 0:
         error = ctypes.get_errno()
@@ -38,18 +38,18 @@ def write_last(fd: int, data: bytes) -> int:
 
 
 def finish_writing(fd: int) -> bool:
-    """Send FIN, and return False when the connection is dead already."""
+    """Send FIN. Return False if the connection is already dead."""
     done: int = _shutdown(fd, socket.SHUT_WR)
     return done == 0
 
 
 def reset_on_close(fd: int) -> None:
-    """Make the close of a descriptor send RST, unless the connection is dead already."""
+    """Make closing the descriptor send RST, unless the connection is already dead."""
     _setsockopt(fd, socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO, len(_LINGER_ZERO))
 
 
 def keep_alive(fd: int, seconds: int) -> None:
-    """Turn on TCP keepalive; `seconds` is both the idle time and the interval."""
+    """Turn on TCP keepalive. `seconds` is both the idle time and the interval."""
     for level, option, number in (
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds),

@@ -1,4 +1,4 @@
-"""Finds what a redirected client asked for. Connection tracking keeps that as long as the connection."""
+"""Finds the original destination of a redirected client. Connection tracking keeps it as long as the connection."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _LAYOUTS: Final = {
     socket.AF_INET: (socket.IPPROTO_IP, 16, slice(4, 8)),
     socket.AF_INET6: (socket.IPPROTO_IPV6, 28, slice(8, 24)),
 }
-"""Level, size of struct sockaddr_in or sockaddr_in6, and the place of the IP address in it."""
+"""By address family: the level of the socket option, the size of struct sockaddr_in or sockaddr_in6, and the position
+of the IP address in the struct."""
 
 _getsockopt = ctypes.CDLL(None).getsockopt
 _getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _buffer = ctypes.create_string_buffer(28)
 _length = ctypes.c_uint32()
 _asked, _asked_at, _length_at = memoryview(_buffer).cast("B"), ctypes.addressof(_buffer), ctypes.addressof(_length)
-"""There is one buffer for all clients, because an answer is not kept."""
+"""One buffer is shared by all clients, because an answer is not kept."""
 
 
 def key_of(destination: Destination) -> bytes:
-    """Return the bytes with which a destination is looked up: port and address, or only the port of a node port."""
+    """Return the bytes that identify a destination: port and address, or only the port if it is a node port."""
     port = destination.port.to_bytes(2, "big")
     if destination.address in NODE_PORTS.values():
         return port
@@ -37,9 +38,10 @@ def key_of(destination: Destination) -> bytes:
 
 
 def reader(family: int) -> Callable[[int], bytes]:
-    """Return a function that returns what the client of a TCP socket of this family asked for, as in `key_of`.
+    """Return a function that returns the original destination of the client of a TCP socket, in the form of `key_of`.
 
-    Its result is empty if the kernel does not know it, because its rules or its table were flushed.
+    The function returns an empty result if the kernel does not know the destination, because rules or conntrack entries
+    were flushed.
     """
     level, size, host = _LAYOUTS[socket.AddressFamily(family)]
     return partial(_read, int(level), size, host)

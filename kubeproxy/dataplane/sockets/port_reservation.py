@@ -1,4 +1,4 @@
-"""Reserved ports, which are bound and do not listen, so that no other process gets them."""
+"""Reserves ports by binding sockets that do not listen, so that no other process can use the ports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 
 
 class ReservedPort:
-    """A bound socket. `prepare` makes it ready to listen on; `release` frees the port."""
+    """A bound socket. `prepare` makes it ready for listening, and `release` frees the port."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class ReservedPort:
         claim: bool = False,
         shared: bool = False,
     ) -> None:
-        """With port 0 the kernel chooses. Raise OSError when the port is taken, or when this host does not have the
-        address. `PortReserver` explains `claim` and `shared`."""
+        """With port 0 the kernel chooses the port. Raise OSError if the port is in use, or if this host does not have
+        the address. For `claim` and `shared` see `PortReserver`."""
         self._on_release = on_release
         self.claim = claim
         self.protocol = protocol
@@ -42,16 +42,16 @@ class ReservedPort:
                 self.sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if claim and shared:
                 self.share(True)
-            # A connection of ours that lingers in TIME_WAIT must not keep its port from us after a restart. If the
-            # kernel chooses the port, this is not needed, because it chooses another one. With this option it would
-            # look for one in half of its range only, and go through all of that each time once that half is full:
-            # 10,000 sockets took 3.8 s instead of 0.1.
+            # With this option, our own connections in TIME_WAIT do not block the port after a restart. It is not set if
+            # the kernel chooses the port: the kernel would then look for a free port in half of its range only, and
+            # search all of that half each time once it is full. (10,000 sockets took 3.8 s instead of 0.1.)
             shared = protocol is Protocol.TCP and port != 0
             if shared:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.sock.bind((address, port))
             if shared:
-                # As long as no socket listens, Linux lets any socket with this option bind here too, and even listen.
+                # While no socket listens, Linux would let any socket with this option bind the same port, and even
+                # listen.
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except BaseException:
             self.sock.close()
@@ -60,9 +60,9 @@ class ReservedPort:
         self._prepared = False
 
     def prepare(self) -> socket.socket:
-        """Return the socket, ready to listen on. Raise OSError when the port was lost (see `stop_listening`).
-        SO_REUSEADDR is safe then, because no other socket can listen beside this one. Accepted connections inherit the
-        option, and so do not keep the port from us after a restart."""
+        """Return the socket, ready for listening. Raise OSError if the port was lost (see `stop_listening`).
+        SO_REUSEADDR is set again, which is safe because no other socket can listen beside this one. Accepted
+        connections inherit the option, so they do not block the port after a restart."""
         if self._prepared:
             _bind_again(self.sock)
         self._prepared = True
@@ -70,8 +70,8 @@ class ReservedPort:
         return self.sock
 
     def open_another(self) -> socket.socket:
-        """Return one more socket at this port, ready to listen on, for another process. Raise OSError as for any
-        socket."""
+        """Return another socket bound to this port and ready for listening, for another process. Raise OSError if the
+        kernel refuses."""
         self.share(True)
         sock = socket.socket(self.sock.family, KINDS[self.protocol] | socket.SOCK_NONBLOCK)
         try:
@@ -86,18 +86,18 @@ class ReservedPort:
         return sock
 
     def share(self, on: bool) -> None:
-        """Set whether another process of ours may reserve the port, too."""
+        """Set whether another process of our user may reserve the same port."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, on)
 
     def release(self) -> None:
-        """Free the port. Repeating it is harmless."""
+        """Free the port. This may be called repeatedly."""
         if self.sock.fileno() >= 0:
             self.sock.close()
             self._on_release(self)
 
 
 class ReservedPorts:
-    """The reserved ports of one data plane, each a descriptor of its budget."""
+    """The reserved ports of one data plane. Each takes a descriptor of the budget."""
 
     def __init__(self, budget: DescriptorBudget) -> None:
         self._budget = budget
@@ -126,7 +126,7 @@ class ReservedPorts:
                 reserved.share(on)
 
     def of(self, message: Listen) -> ReservedPort:
-        """Return the reserved port that a message names. Raise OSError when it is not reserved."""
+        """Return the reserved port for a message. Raise OSError if it is not reserved."""
         reserved = self._reserved.get((message.protocol, message.address, message.port))
         if reserved is None:
             raise OSError(errno.EINVAL, "it was not reserved")
@@ -144,19 +144,19 @@ class ReservedPorts:
 
 def stop_listening(sock: socket.socket) -> None:
     """Turn a listening socket back into a bound one, in all processes that have it. The port stays reserved until it is
-    released. There is one exception: a port that the kernel chose is unbound for a moment, and another process may bind
-    it in that moment."""
-    with suppress(OSError):  # A UDP socket does not listen, and a socket that does not listen cannot stop.
+    released, with one exception: a port that the kernel chose is unbound for a moment, and another process may bind it
+    meanwhile."""
+    with suppress(OSError):  # UDP sockets, and sockets that do not listen, raise an error.
         sock.shutdown(socket.SHUT_RDWR)
         _bind_again(sock)
 
 
 def _bind_again(sock: socket.socket) -> None:
-    """Bind a socket to the port that it had. Raise OSError when another process has the port by now."""
+    """Bind a socket again to the port that it had. Raise OSError if another process has the port now."""
     try:
         sock.bind(sock.getsockname())
     except OSError as error:
-        if error.errno != errno.EINVAL:  # It is still bound.
+        if error.errno != errno.EINVAL:  # EINVAL: the socket is still bound.
             raise
 
 

@@ -1,9 +1,9 @@
-"""The SO_REUSEPORT program, which assigns clients to the sockets of a port by client address.
+"""Makes the SO_REUSEPORT program that assigns clients to the sockets of a port by client address.
 
-So a client always gets the same socket. The program, in classic BPF, is attached to the group of sockets and returns
-the index of a socket in the group. The kernel numbers a group by the order in which its sockets listened (TCP) or were
-bound (UDP). When one of them leaves, the last one gets its index. For an index beyond the group the kernel itself
-chooses.
+So a client always gets the same socket. The program is written in classic BPF. It is attached to the group of sockets
+and returns the index of a socket in the group. The kernel numbers the sockets in the order in which they began to
+listen (TCP) or were bound (UDP). When a socket leaves the group, the last one gets its index. If the program returns an
+index beyond the group, the kernel itself chooses.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from kubeproxy.runtime.classic_bpf import (
 _SOURCE_WORDS = {Family.IPV4: (12,), Family.IPV6: (8, 12, 16, 20)}
 """The offsets of the source address in the IP header."""
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
-"""Odd numbers that keep the words of an IPv6 address apart: xxHash's primes."""
+"""Odd numbers (primes of xxHash) by which the words of an IPv6 address are multiplied."""
 _FINISH = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
-"""The constants of MurmurHash3's finalizer, by which every bit of the address affects every bit of the hash."""
+"""The constants of MurmurHash3's finalizer. It lets every bit of the address affect every bit of the hash."""
 
 _WORD = 0xFFFF_FFFF
-"""The bits of the accumulator."""
+"""A mask for the bits of the accumulator."""
 
 Instruction = tuple[int, int]
-"""An operation code and a constant. There are no jumps."""
+"""An operation code and a constant. Programs have no jumps."""
 
 
 def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction, ...]:
-    """Return the program that spreads clients evenly over `count` indices from `first` on."""
+    """Return the program that distributes clients evenly over `count` indices, starting with `first`."""
     steps: list[Instruction] = [(LD_IMM, 0), (ST, 0)]
     for offset, factor in zip(_SOURCE_WORDS[family], _FACTORS, strict=False):
         steps += [(LD_ABS, NETWORK_HEADER + offset), (MUL, factor), (LDX_MEM, 0), (ADD_X, 0), (ST, 0)]
@@ -56,8 +56,8 @@ def program(family: Family, *, count: int, first: int = 0) -> tuple[Instruction,
 
 
 def place(client: str, *, count: int) -> int:
-    """Return the index, of `count`, that `program` computes for a client's address. Raise OSError for an invalid
-    address."""
+    """Return the index, from 0 to `count` - 1, that `program` computes for a client's address. Raise OSError for an
+    invalid address."""
     address, _, _ = client.partition("%")
     packed = socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     words: tuple[int, ...] = struct.unpack(f"!{len(packed) // 4}I", packed)
@@ -68,6 +68,6 @@ def place(client: str, *, count: int) -> int:
 
 
 def attach(sock: socket.socket, instructions: tuple[Instruction, ...]) -> None:
-    """Attach a program to the group of a socket. Raise OSError when the kernel rejects it."""
+    """Attach a program to a socket's group. Raise OSError if the kernel rejects it."""
     steps = ((operation, 0, 0, constant) for operation, constant in instructions)
     classic_bpf.attach(sock, SO_ATTACH_REUSEPORT_CBPF, assemble(steps))

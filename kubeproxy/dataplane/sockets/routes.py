@@ -1,4 +1,5 @@
-"""Asks the kernel by which interface it reaches an address (rtnetlink(7), RTM_GETROUTE), which needs no privilege."""
+"""Asks the kernel for the interface through which it reaches an address (rtnetlink(7), RTM_GETROUTE). This needs no
+privilege."""
 
 from __future__ import annotations
 
@@ -21,23 +22,22 @@ class Way(NamedTuple):
     """The kernel's route to an address."""
 
     interface: int
-    """The number of the interface by which packets leave. For this host's own addresses it is the loopback
-    interface."""
+    """The number of the outgoing interface. For this host's own addresses that is the loopback interface."""
     direct: bool
-    """Whether the address is on the interface's own link and not behind a gateway."""
+    """Whether the address is on the interface's own link, and not behind a gateway."""
 
 
 class Routes:
-    """A netlink socket that asks for routes. An answer takes some ten microseconds, and does not wait for a lock of the
-    kernel."""
+    """A netlink socket for route lookups. A lookup takes some ten microseconds, and does not wait for any kernel
+    lock."""
 
     def __init__(self) -> None:
-        """Raise OSError when the kernel has no rtnetlink."""
+        """Open the socket. Raise OSError if the kernel has no rtnetlink."""
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         self._sequence = 0
 
     def to(self, address: str) -> Way | None:
-        """Return the route to an address, or None if there is none. Raise OSError when the kernel refuses to answer."""
+        """Return the route to an address, or None if there is none. Raise OSError if the kernel refuses to answer."""
         inet = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(inet, address)
         self._sequence += 1

@@ -1,10 +1,11 @@
 """Preserves the client's address by dialing the endpoint from that address.
 
-The kernel lets a socket with IP_TRANSPARENT send from an address that this host does not have. Netfilter and routing
-return the endpoint's answers: they are addressed to the client, and a mark routes them to this host's sockets.
+A socket with IP_TRANSPARENT may send from an address that this host does not have. The endpoint's answers are addressed
+to the client. Netfilter marks them, and routing rules deliver marked packets to this host's sockets.
 
-That works for endpoints that answer through this node. These are its own pods, unless they share a link with the
-client, as pods on one bridge do. On a shared link an endpoint answers its client directly, without passing netfilter.
+This works for endpoints whose answers pass through this node. Those are the node's own pods, unless they share a link
+with the client, as pods on the same bridge do. On a shared link the endpoint answers the client directly, bypassing
+netfilter.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from kubeproxy.model import Family
 
 IP_TRANSPARENT, IPV6_TRANSPARENT = 19, 75
 IP_BIND_ADDRESS_NO_PORT = 24
-"""These are from linux/in.h and linux/in6.h; Python 3.11 has no names for them. With the last one, which works for IPv6
-too, connect() chooses the port, and the same port can serve many destinations."""
+"""From linux/in.h and linux/in6.h. Python 3.11 has no names for them. With the last one, which also works for IPv6,
+connect() chooses the port, so that one port can serve many destinations."""
 
 
 def can_preserve(client: str, endpoint: str, routes: Routes) -> bool:
-    """Return whether an endpoint can be dialed from a client's address. It cannot from a loopback address, which only
-    this host can answer, from the endpoint's own address, and from an address on the link by which this host reaches
-    the endpoint. Raise OSError when the kernel does not tell its routes."""
+    """Return whether an endpoint can be dialed from a client's address. This is not possible from a loopback address,
+    from the endpoint's own address, or from an address on the link through which this host reaches the endpoint. Raise
+    OSError if the kernel does not answer about routes."""
     if client == endpoint or client.startswith("127.") or client == "::1":
         return False
     to_client, to_endpoint = routes.to(client), routes.to(endpoint)
@@ -40,8 +41,8 @@ def bind_as(sock: socket.SocketType, client: str) -> None:
 
 
 def make_recognizable(sock: socket.socket) -> None:
-    """Mark a listening socket as ours for netfilter, by IP_TRANSPARENT, which few other programs set. Accepted sockets
-    inherit it. Without the privilege this does nothing."""
+    """Set IP_TRANSPARENT on a listening socket, so that netfilter recognizes it as ours; few other programs set this
+    option. Accepted sockets inherit it. Without the privilege this does nothing."""
     with suppress(PermissionError):
         _make_transparent(sock)
 

@@ -1,4 +1,4 @@
-"""Options of UDP sockets towards clients."""
+"""Sets options of UDP sockets towards clients."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from contextlib import suppress
 from kubeproxy.dataplane.sockets.loop_prevention import IP_RECVTTL, IPV6_RECVHOPLIMIT
 
 BUFFER_BYTES = 4 << 20
-"""The socket buffers towards all clients of a frontend: some 64 datagrams of the largest size."""
+"""The size of the buffers of a frontend's socket in bytes, for all its clients: some 64 datagrams of the largest
+size."""
 SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
-"""These are from asm-generic/socket.h; Python has no names for them."""
+"""From asm-generic/socket.h. Python has no names for them."""
 IP_PKTINFO = 8
-"""This is from linux/in.h; Python 3.11 has no name for it."""
+"""From linux/in.h. Python 3.11 has no name for it."""
 
 
 def prepare(sock: socket.socket) -> None:
-    """Set the options of a socket towards clients. The serving process, which may have fewer privileges, calls this as
-    well."""
+    """Set the options of a socket towards clients. The serving process calls this again, because it may have fewer
+    privileges."""
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
         sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVHOPLIMIT, 1)
@@ -27,7 +28,7 @@ def prepare(sock: socket.socket) -> None:
     for force, ask in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         if sock.getsockopt(socket.SOL_SOCKET, ask) >= BUFFER_BYTES:
             continue
-        # Only with CAP_NET_ADMIN the size may exceed net.core.{r,w}mem_max; without it that is the limit.
+        # The size may exceed net.core.{r,w}mem_max only with CAP_NET_ADMIN. Without it, set the size up to that limit.
         sock.setsockopt(socket.SOL_SOCKET, ask, BUFFER_BYTES)
         with suppress(PermissionError):
             sock.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""A proxied TCP connection. It has a client and an endpoint, and a flow in each direction (`flow`)."""
+"""A proxied TCP connection between a client and an endpoint, with a flow in each direction (`flow`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """A client that is connected to an endpoint. The connection owns both descriptors and the claim on them."""
+    """A client connected to an endpoint. The connection owns both descriptors and their claim on the budget."""
 
     __slots__ = (
         "_balancer",
@@ -38,7 +38,7 @@ class Connection:
         "target",
         "up",
     )
-    __deletable__ = ("down", "up")  # the compiler asks for it
+    __deletable__ = ("down", "up")  # mypyc needs this for attributes that are deleted
 
     def __init__(
         self,
@@ -52,20 +52,21 @@ class Connection:
         since: float,
         entry: Entry | None,
     ) -> None:
-        """The reactor watches both descriptors already, and the balancer knows that the connection is open. `entry` is
-        for the connection log, if there is one."""
+        """The reactor already watches both descriptors, and the balancer has counted the connection. `entry` is for the
+        connection log, or None."""
         self.since = since
         self.target = target
         """The endpoint."""
         self.adopted = False
-        """Whether another instance has begun the connection, which came by a port of that one."""
+        """Whether the connection was begun by another instance, on a port of that instance."""
         self.shared = False
-        """Whether another process may still have the descriptors, so that a close alone ends nothing."""
+        """Whether another process may also have the descriptors, so that closing them here does not end the
+        connection."""
         self.kept_alive = False
         """Whether TCP keepalive is on towards the endpoint."""
         self.quiet: tuple[int, float] | None = None
-        """If the connection is half-closed, the number of bytes at the first check that saw so many, and the time of
-        that check (`half_closed`)."""
+        """If the connection is half-closed: the number of bytes moved so far, and when a check first saw that number
+        (`half_closed`)."""
         self._context = context
         self._counters = counters
         self._balancer = balancer
@@ -79,12 +80,12 @@ class Connection:
         up.reverse, down.reverse = down, up
         context.reactor.hand_over(client, up.on_event)
         context.reactor.hand_over(endpoint, down.on_event)
-        context.live.add(self)  # Before it is counted, so that there is nothing to undo if there is no memory for it.
+        context.live.add(self)  # Before counting, so that nothing has to be undone if this raises MemoryError.
         counters.active += 1
 
     def begin(self, *, early: bytes, sent: int, client_events: int, endpoint_events: int) -> None:
-        """Continue from the dial, with the bytes and events that came before. `early` was read from the client, and
-        `sent` of its bytes are written to the endpoint."""
+        """Continue after the dial, with the bytes and events that came before. `early` was read from the client; the
+        first `sent` bytes of it are already written to the endpoint."""
         up, down = self.up, self.down
         try:
             if early:
@@ -109,21 +110,21 @@ class Connection:
 
     @property
     def half_closed(self) -> bool:
-        """Return whether one side has ended and the other has not."""
+        """Return whether one side has sent FIN and the other has not."""
         return self.up.open is not self.down.open
 
     @property
     def unanswered(self) -> bool:
-        """Return whether the client has sent FIN, and the endpoint no byte so far."""
+        """Return whether the client has sent FIN although the endpoint has not sent a byte."""
         return not self.up.open and self.down.open and not self.down.count
 
     @property
     def moved(self) -> int:
-        """Return how many bytes have moved so far, in both directions."""
+        """Return the number of bytes moved so far in both directions."""
         return self.up.count + self.down.count
 
     def adopt(self) -> None:
-        """Note that another instance has begun the connection."""
+        """Record that another instance has begun the connection."""
         if not self.adopted:
             self.adopted = True
             self._context.adopted_open += 1
@@ -134,7 +135,7 @@ class Connection:
         keep_alive(self._endpoint, seconds)
 
     def finish(self) -> None:
-        """End a connection that both sides have closed."""
+        """End a connection after both sides have closed."""
         if self.shared:
             finish_writing(self._client)
             finish_writing(self._endpoint)
@@ -155,7 +156,7 @@ class Connection:
 
     def freeze(self) -> FrozenConnection | None:
         """Stop moving bytes, and return all that another process needs to continue, or None if the connection has
-        ended. Nothing is read, written or closed from then on, until `FrozenConnection.thaw`."""
+        ended. After this, nothing is read, written or closed until `FrozenConnection.thaw`."""
         context = self._context
         if self not in context.live:
             return None
@@ -174,8 +175,7 @@ class Connection:
         )
         descriptors = self._client, self._endpoint, *up.take_pipe(), *down.take_pipe()
         self._leave()
-        # The close alone would not do, because the kernel goes on reporting events of a socket that another process
-        # has, too.
+        # Closing is not enough: the kernel keeps reporting events of a socket that another process also has.
         context.reactor.remove(self._client)
         context.reactor.remove(self._endpoint)
         return FrozenConnection(context, self._counters, self._balancer, state, descriptors)
@@ -188,14 +188,15 @@ class Connection:
         up, down = self.up, self.down
         up.stop()
         down.stop()
-        # Connection and flows refer to each other. Without this only the garbage collector would free them.
+        # Connection and flows refer to each other. Break the cycle, so that they are freed without the garbage
+        # collector.
         del up.reverse, down.reverse, self.up, self.down
 
     def _end(self, reason: str) -> None:
         context, up, down = self._context, self.up, self.down
         self._leave()
         if self.shared:
-            # Otherwise the kernel would go on reporting events of these sockets, for numbers that are used again.
+            # Otherwise the kernel would keep reporting events of these sockets, under numbers that are soon reused.
             context.reactor.remove(self._client)
             context.reactor.remove(self._endpoint)
         context.reactor.close(self._client)
@@ -209,7 +210,7 @@ class Connection:
 
 
 class FrozenConnection:
-    """A connection that does not move bytes: a state with its descriptors, and the claims on them."""
+    """A connection that is stopped: its state, its descriptors, and their claim on the budget."""
 
     __slots__ = ("_balancer", "_context", "_counters", "descriptors", "state")
 
@@ -221,7 +222,7 @@ class FrozenConnection:
         state: ConnectionState,
         descriptors: Sequence[int],
     ) -> None:
-        """The claims are made already. `claim` makes those of another process's connection."""
+        """The caller has made the claims. For a connection of another process use `claim`."""
         self._context = context
         self._counters = counters
         self._balancer = balancer
@@ -238,7 +239,7 @@ class FrozenConnection:
         descriptors: Sequence[int],
     ) -> FrozenConnection | None:
         """Claim the descriptors of another process's connection. Return None if the budget has no room for them. The
-        frontend's share limits only new connections, so it does not matter for this one."""
+        frontend's share limits only new connections, so it is ignored here."""
         budget = context.budget
         if len(descriptors) != state.descriptors or len(descriptors) > budget.spare:
             return None
@@ -249,7 +250,7 @@ class FrozenConnection:
         return claimed
 
     def close(self) -> None:
-        """Close the descriptors and return the claims. The other process's connection does not notice."""
+        """Close the descriptors and return the claims, without affecting the connection in the other process."""
         for descriptor in self.descriptors[:2]:
             os.close(descriptor)
         pipes = self.descriptors[2:]
@@ -258,7 +259,7 @@ class FrozenConnection:
         self._context.budget.give(2, self._counters.share)
 
     def thaw(self) -> Connection | None:
-        """Continue the connection. Return None if this process has no room for it; both sides get a reset then."""
+        """Continue the connection. If this process has no room for it, reset both sides and return None."""
         context, state = self._context, self.state
         client, endpoint, *pipes = self.descriptors
         reactor, now = context.reactor, context.reactor.now
@@ -306,4 +307,4 @@ class FrozenConnection:
 
 
 def _ignore(what: int) -> None:
-    """Do nothing, because `Connection` takes the descriptor over before there is an event."""
+    """Do nothing. This handler is replaced by `Connection` before an event can occur."""

@@ -1,15 +1,15 @@
 """Finds an endpoint that answers, for one accepted client.
 
-Each dial is independent, so no client waits for another. The steps (`Tune.dial_steps_s`) are timeouts. When a step ends
-without an answer, the next endpoint is tried *beside* the silent one, and the first to answer wins, because a slow
-network is not a dead endpoint. After a refusal the next endpoint is tried at once. When all were tried in a step, the
-dial waits for the next step and begins again. So it reaches an endpoint that is just restarting. When the last step
-ends, or there is no endpoint, the client is reset. Ejected endpoints are probed beside the dial (`probe`), and not by
-the client.
+Dials are independent, so no client waits for another. A dial has steps, which are timeouts (`Tune.dial_steps_s`). When
+a step ends without an answer, the next endpoint is tried *in parallel* to the silent one, which may only be slow, and
+the first one to answer is used. After a refusal the next endpoint is tried at once. When all endpoints have been tried
+in a step, the dial waits for the next step and starts again. So it can reach an endpoint that is just restarting. When
+the last step ends, or there is no endpoint, the client is reset. Ejected endpoints are probed separately (`probe`), and
+not with the client's dial.
 
-Most clients send first, and their first bytes are there when the dial begins. On a short path the handshake is over
-when `connect` returns, non-blocking or not. So those bytes are written to the endpoint at once. If the write succeeds,
-the endpoint has answered, and is woken only once for the connection and its first message.
+Most clients send first, and their first bytes have arrived when the dial begins. On a short path the handshake is over
+when even a non-blocking `connect` returns. So those bytes are written to the endpoint at once. If the write succeeds,
+the endpoint has answered, and is woken only once for the connection and the first message.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ if TYPE_CHECKING:
     from kubeproxy.model import Target
 
 ATTEMPTS_PER_STEP = 8
-"""The largest number of connects in one step. It matters for a client of a Service with a thousand endpoints that all
-refuse."""
+"""The largest number of connects in one step. It matters if a Service has very many endpoints that all refuse."""
 
 
 class Dial:
-    """A client that has no endpoint yet.
+    """A client that is not connected to an endpoint yet.
 
-    It owns the client's socket, the sockets that wait for an answer, and the claim on their descriptors. Two
-    descriptors come with the client, its own and one to dial with. Each further one is claimed here.
+    The dial owns the client's socket, the sockets that wait for an answer, and the claim on their descriptors. Two
+    descriptors are claimed by the caller: the client's, and one for dialing. Any further one is claimed here.
     """
 
     __slots__ = (
@@ -86,8 +85,8 @@ class Dial:
         preserve: frozenset[Target],
         entry: Entry | None,
     ) -> None:
-        """`client_address` has the port. `hops` is the hop limit of the dials; with 0 the client is reset. `entry` is
-        for the connection log, if there is one."""
+        """`client_address` includes the port. `hops` is the hop limit of the dials; with 0 the client is reset. `entry`
+        is for the connection log, or None."""
         self.since = context.reactor.now
         self._context = context
         self._counters = counters
@@ -100,15 +99,15 @@ class Dial:
         self._watched = False
         """Whether the reactor watches the client's socket."""
         self._early = b""
-        """The client's first bytes."""
+        """The first bytes from the client."""
         self._waiting: dict[int, Target] = {}
         self._tried: list[Target] = []
         self._step = 0
         self._attempts = 0
         """The number of attempts in the present step."""
         self._failure = ""
-        """``refused`` if an endpoint has refused, ``unreachable`` if one failed otherwise, and empty if none has
-        failed."""
+        """``refused`` if an endpoint has refused, or else ``unreachable`` if one has failed in another way, or else
+        empty."""
         self._entry = entry
         context.live.add(self)
 
@@ -118,7 +117,7 @@ class Dial:
         return self._waiting.values()
 
     def begin(self) -> None:
-        """Begin the first step."""
+        """Start the first step."""
         context = self._context
         if self not in context.live:
             return
@@ -133,7 +132,7 @@ class Dial:
             except BlockingIOError:
                 pass
             except MemoryError:
-                # Nothing has been read yet, so the dial can begin again if the reserve makes room.
+                # Nothing has been read yet, so the dial can start again if freeing the reserve helps.
                 if not context.memory.spend():
                     raise
                 context.reactor.again(self.begin)
@@ -162,7 +161,7 @@ class Dial:
         self._end("cut")
 
     def _attempt(self) -> None:
-        """Dial the next endpoints of this step until one does not refuse; start a due probe."""
+        """Dial the next endpoints of this step until one does not refuse, and start a probe if one is due."""
         if self._balancer.ejected and (due := self._balancer.due(self._context.reactor.now)) is not None:
             EndpointProbe(self._context, self._balancer, due).begin(client=self._source_address(due), hops=self._hops)
         while self._attempts < ATTEMPTS_PER_STEP:
@@ -182,7 +181,7 @@ class Dial:
             self._fail()
 
     def _connect(self, target: Target) -> bool:
-        """Connect to an endpoint, and return whether the connection is made or in progress."""
+        """Connect to an endpoint. Return whether the connection is established or in progress."""
         context = self._context
         if self._waiting and not context.budget.take(1, self._counters.share):
             return False
@@ -215,7 +214,7 @@ class Dial:
         return True
 
     def _source_address(self, target: Target) -> str | None:
-        """Return the address to dial from, or None for this node's."""
+        """Return the source address for a dial, or None for an address of this node."""
         client = self._client_address
         preserved = target in self._preserve and can_preserve(client, target.address, self._context.routes)
         return client if preserved else None
@@ -246,8 +245,8 @@ class Dial:
             self._give_up(error)
 
     def _arrive(self, fd: int, sent: int, what: int) -> None:
-        """Make the connection to the endpoint that answered. `sent` of the early bytes are written. Raise OSError or
-        MemoryError when this host cannot make it."""
+        """Create the connection to the endpoint that has answered. The first `sent` early bytes are already written.
+        Raise OSError or MemoryError if this host lacks resources for it."""
         context, target = self._context, self._waiting[fd]
         if len(self._waiting) > 1:
             for loser in [other for other in self._waiting if other != fd]:
@@ -283,7 +282,7 @@ class Dial:
             self._client_events |= what
 
     def on_step_over(self) -> None:
-        """Begin the next step, unless the dial has finished."""
+        """Start the next step, unless the dial has finished."""
         if self in self._context.live:
             try:
                 self._next_step()
@@ -301,7 +300,7 @@ class Dial:
         self._context.step_timeouts.step(self, tune.dial_steps_s[self._step])
         self._attempts = 0
         if len(self._tried) >= len(self._balancer):
-            # All endpoints were tried, so try all again, the silent ones last.
+            # All endpoints have been tried. Try all again, the silent ones last.
             self._tried = list(self._waiting.values())
             if len(self._tried) >= len(self._balancer):
                 self._tried = []

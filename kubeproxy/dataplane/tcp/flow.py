@@ -1,17 +1,17 @@
 """One direction of a proxied TCP connection.
 
-A flow reads from its source and writes to its sink. What the sink does not take at once waits (the *backlog*, or the
-bytes in the pipe), and nothing more is read until that is written. This is the whole back-pressure, and it bounds the
-memory of a flow.
+A flow reads from its source and writes to its sink. Bytes that the sink does not accept at once wait (in the *backlog*,
+or in the pipe), and nothing more is read until they are written. This provides back-pressure and bounds the memory of a
+flow.
 
-Small messages go through `read` and `write`. All that a turn has read is written at the end of the turn, because a
-receiver that is still awake from the last message need not be woken again, and waking is most of the cost of a small
-message (1.2 times the requests per second). A flow that fills the buffer twice in a row carries bulk data. It takes a
-pipe, and the bytes stay in the kernel (`splice`). After a few small batches the flow returns the pipe.
+Small messages use `read` and `write`. All that is read in a turn is written at the end of the turn: a receiver that is
+still awake from the last message need not be woken again, and waking is most of the cost of a small message. (This gave
+1.2 times the requests per second.) A flow that fills the buffer twice in a row carries bulk data. It takes a pipe, so
+that the bytes stay in the kernel (`splice`). After a few small batches the flow returns the pipe.
 
-FIN is passed on after all bytes before it, and the other flow goes on (half-close). A reset, or any other error of a
+FIN is passed on after all bytes before it, and the other flow continues (half-close). A reset, or any other error of a
 socket, is passed on as a reset, after the bytes that are still in that socket have been read and written. TCP itself
-guarantees neither, but a proxy must not discard an answer because its sender has closed.
+does not guarantee that these bytes arrive, but a proxy should not discard an answer because its sender has closed.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 
 READABLE = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READ_ON = select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-"""After one of these events a short read does not mean that the source is empty. Either the end was reported, and will
-not be reported again, or there is urgent data, at whose mark a read stops."""
+"""After one of these events, a short read does not mean that the source is empty. Either the end of the stream was
+reported, which happens only once, or there is urgent data, at whose mark a read stops."""
 END_ALONE = select.EPOLLRDHUP
-"""If this is the only one of `READ_ON` in an event, FIN has come, and no mark lies before it. So a short read reaches
-the end."""
+"""If this is the only one of `READ_ON` in an event, FIN has arrived and there is no urgent data. So a short read has
+reached the end."""
 WRITABLE = select.EPOLLOUT
 BROKEN = select.EPOLLERR
 SPLICE_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 READ_BYTES = 64 * 1024
 BATCH_BYTES = 1 << 20
-"""How many bytes one flow may move in a turn. All others get their share before the next ones of this flow."""
+"""How many bytes one flow may move in a turn before other flows get their share."""
 NO_MEMORY = "no memory"
 FULL_READS_FOR_PIPE = 2
 SMALL_BATCHES_FOR_COPY = 4
 
 
 class Both(Protocol):
-    """The connection of two flows. Its module imports this one."""
+    """What a flow needs of its connection, whose module imports this one."""
 
     def finish(self) -> None:
-        """End the connection, because both sides have closed."""
+        """End the connection after both sides have closed."""
 
     def reset_by(self, flow: Flow) -> None:
         """Reset the connection, because the source of `flow` is dead."""
@@ -86,10 +86,10 @@ class Flow:
         "open",
         "reverse",
     )
-    __deletable__ = ("reverse",)  # the compiler asks for it
+    __deletable__ = ("reverse",)  # mypyc needs this for attributes that are deleted
 
     reverse: Flow
-    """The other direction. It exists until the connection ends."""
+    """The flow in the other direction. It is deleted when the connection ends."""
 
     def __init__(
         self,
@@ -110,24 +110,24 @@ class Flow:
         self.count = 0
         """How many bytes were read."""
         self.open = True
-        """Whether the source has not ended."""
+        """Whether the source may still send bytes."""
         self.blocked = False
-        """Whether bytes that were read wait for the sink."""
+        """Whether bytes are waiting for the sink."""
         self.broken = False
-        """Whether the source is dead. After the bytes that are still in it a reset is passed on."""
+        """Whether the source is dead. The reset is passed on after the bytes that are still to be read from it."""
         self._read_on = False
         self._end_alone = False
         self._more = False
         self._last = False
-        """Whether FIN follows the backlog."""
+        """Whether FIN has to follow the backlog."""
         self._backlog = b""
         self._pipe: Pipe | None = None
         self._piped = 0
         self._streak = 0
-        """How many full reads there were in a row, or with a pipe, how many small batches."""
+        """The number of full reads in a row or, with a pipe, of small batches in a row."""
 
     def on_event(self, what: int) -> None:
-        """Handle an event of this flow's source, which is the sink of the reverse flow."""
+        """Handle an event of this flow's source, which is also the sink of the reverse flow."""
         reverse = self.reverse
         try:
             if what & READABLE:
@@ -147,7 +147,8 @@ class Flow:
             self._connection.abort(NO_MEMORY)
 
     def begin_with(self, data: bytes, sent: int) -> None:
-        """Count `data`, which was read before the flow existed. `sent` of its bytes are written."""
+        """Take over `data`, which was read before the flow existed. The first `sent` bytes of it are already
+        written."""
         self.count = len(data)
         self._meter[0] += len(data)
         if sent < len(data):
@@ -156,7 +157,7 @@ class Flow:
             self._queue_write(self)
 
     def pump(self) -> None:
-        """Move bytes until the source is empty, the sink is full or `BATCH_BYTES` are moved."""
+        """Move bytes until the source is empty, the sink is full, or `BATCH_BYTES` have been moved."""
         if self._pipe is not None:
             self._pump_piped(self._pipe)
             return
@@ -168,7 +169,7 @@ class Flow:
                 self._source_empty()
                 return
             except MemoryError:
-                # Nothing has been read yet, so the connection can go on if the reserve makes room.
+                # Nothing has been read yet, so the connection can continue if freeing the reserve helps.
                 if not self._context.memory.spend():
                     raise
                 break
@@ -206,7 +207,8 @@ class Flow:
         self._context.reactor.again(self._continue)
 
     def _look_for_end(self) -> None:
-        """Look for the reported end, so that FIN can leave in the data's packet."""
+        """Read once more to find a reported end of the stream, so that FIN can be sent in the same packet as the
+        data."""
         self._more = True
         if self.broken:
             return
@@ -224,7 +226,7 @@ class Flow:
             self._last = not data
 
     def flush(self) -> None:
-        """Write what waits for the sink, if anything still does, and then continue reading."""
+        """Write the bytes that wait for the sink, if there still are any, and continue reading."""
         if not self.blocked:
             return
         if self._backlog:
@@ -239,7 +241,7 @@ class Flow:
             self.pump()
 
     def _write_backlog(self) -> bool:
-        """Write the backlog, and return whether the sink took all of it."""
+        """Write the backlog. Return whether the sink accepted all of it."""
         try:
             sent = (write_last if self._last else write)(self._sink, self._backlog)
         except BlockingIOError:
@@ -282,13 +284,13 @@ class Flow:
         self._context.reactor.again(self._continue)
 
     def _read_past_mark(self, pipe: Pipe) -> None:
-        """Go on without a pipe, because at the mark of urgent data `splice` reports no bytes, or the end, however many
-        bytes follow."""
+        """Continue without a pipe. At the mark of urgent data `splice` reports no bytes or the end, even if more bytes
+        follow."""
         self._release_pipe(pipe)
         self._context.reactor.again(self._continue)
 
     def _empty_pipe(self, pipe: Pipe) -> bool:
-        """Write the bytes in the pipe, and return whether the sink took all of them."""
+        """Write the bytes in the pipe. Return whether the sink accepted all of them."""
         while self._piped:
             try:
                 self._piped -= os.splice(pipe.read_fd, self._sink, self._piped, flags=SPLICE_FLAGS)
@@ -301,8 +303,8 @@ class Flow:
         return True
 
     def _consider_copying(self, moved: int) -> None:
-        """Return the pipe when the batches are small again, because a pipe costs two descriptors, and two system calls
-        for each batch."""
+        """Return the pipe if batches have become small, because a pipe costs two descriptors and, for each batch, two
+        system calls."""
         if moved >= READ_BYTES:
             self._streak = 0
             return
@@ -324,7 +326,7 @@ class Flow:
                 self._connection.abort(NO_MEMORY)
 
     def lost(self) -> None:
-        """Deliver the bytes that are still in the source, which is dead, and then pass on the reset."""
+        """Deliver the bytes that are still in the dead source, and then pass on the reset."""
         self.broken = self._more = True
         if self.blocked:
             return
@@ -338,12 +340,13 @@ class Flow:
             self._over(reset=True)
 
     def _sink_lost(self) -> None:
-        """Stop writing, because the sink is dead, but read what it still holds."""
+        """Stop writing to the sink, which is dead, but read what its socket still contains."""
         self.stop()
         self.reverse.lost()
 
     def _over(self, *, reset: bool) -> None:
-        """Pass on the end of the source. All its bytes are delivered, because nothing is read while bytes wait."""
+        """Pass on the end of the source. All its bytes have been delivered, because nothing is read while bytes
+        wait."""
         self.stop()
         if reset:
             self._connection.reset_by(self)
@@ -353,13 +356,13 @@ class Flow:
             self.reverse.lost()
 
     def stop(self) -> None:
-        """Stop reading, and drop the bytes that wait."""
+        """Stop reading, and drop the waiting bytes."""
         self.open = self.blocked = False
         self._backlog = b""
         self._release_pipe(self._pipe)
 
     def state(self) -> FlowState:
-        """Return what another process needs to continue."""
+        """Return the state that another process needs to continue."""
         return FlowState(
             count=self.count,
             open=self.open,
@@ -370,16 +373,16 @@ class Flow:
         )
 
     def take_pipe(self) -> tuple[int, ...]:
-        """Take the descriptors of the pipe away from the flow, and return them, if the pipe holds bytes. The pool still
-        counts them as in use."""
+        """If the pipe contains bytes, remove it from the flow and return its descriptors. The pool still counts it as
+        in use."""
         if not self._piped or self._pipe is None:
             return ()
         pipe, self._pipe, self._piped = self._pipe, None, 0
         return pipe
 
     def go_on(self, state: FlowState, pipe: Sequence[int]) -> None:
-        """Continue from a state, which another process may have left, with the pipe if it holds bytes. The reactor
-        reports anew what the source has: bytes, its end or an error."""
+        """Continue from a state, perhaps of another process. `pipe` has the descriptors of a pipe with bytes, or is
+        empty. The reactor reports again what the source has: bytes, its end or an error."""
         self.count, self.open, self.broken, self._last = state.count, state.open, state.broken, state.last
         self._backlog, self._piped = state.backlog, state.piped
         if pipe:
@@ -390,12 +393,12 @@ class Flow:
         if self.blocked:
             self._queue_write(self)
         elif self.broken:
-            # An error may have been reported already, and is not reported again.
+            # An error may already have been reported, and is not reported again.
             self._context.reactor.again(self._continue)
 
 
 def send_backlogs(flows: Iterable[Flow]) -> None:
-    """Write the backlog of each flow. This is `Flow.flush` for many flows, without calls around `write`."""
+    """Write the backlogs of several flows. This does the same as `Flow.flush`, without a call for each write."""
     for flow in flows:
         if not flow.blocked:
             continue

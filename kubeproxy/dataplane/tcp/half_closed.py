@@ -1,10 +1,10 @@
 """Ends half-closed connections that stay idle.
 
-In such a connection one side has sent FIN, and the other side sends nothing and does not close. The other side is alive
-and idle, so keepalive never ends it. A rare sweep checks all connections at once. So no connection needs a timer, and
-no byte needs a time. The sweep ends a half-closed connection that has moved no byte between two checks a whole limit
-apart. While the endpoint has not sent a byte at all, the limit is minutes, because the connection may be a loop, or the
-endpoint may be dead.
+In such a connection one side has sent FIN, and the other side sends nothing and does not close. The other side is
+alive, so keepalive never ends the connection. A sweep checks all connections now and then, so that neither a timer for
+each connection nor a time for each byte is needed. It ends a half-closed connection if no byte has moved between two
+checks that are a whole limit apart. If the endpoint has not sent any byte, a much shorter limit applies (minutes),
+because the connection may be a loop, or the endpoint may be dead.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LOOKS_PER_LIMIT = 4
 
 
 class HalfClosedSweep:
-    """The periodic check of one reactor's connections."""
+    """Checks the connections of one reactor periodically."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._timer: Timer | None = None
 
     def restart(self) -> None:
-        """Apply a changed limit."""
+        """Apply changed limits."""
         if self._timer is not None:
             self._timer.cancel()
         tune = self._context.tune

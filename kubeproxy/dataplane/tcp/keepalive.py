@@ -1,8 +1,8 @@
 """Turns on TCP keepalive towards endpoints, which finds hosts that have vanished.
 
-That takes three of the twenty system calls that a connection needs, and most connections do not live long enough to
-need keepalive. So a sweep, once in each keepalive time, turns it on for the open connections. An endpoint is then
-probed at most twice that time after its last packet. (Client sockets inherit keepalive from the listener.)
+Turning keepalive on takes three system calls, and a whole connection needs only twenty. Most connections end before
+keepalive would matter. So a sweep, once per keepalive time, turns it on for the connections that are open. An endpoint
+is then probed at the latest after twice that time. (Client sockets inherit keepalive from the listener.)
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class KeepaliveSweep:
-    """The periodic sweep over one reactor's connections."""
+    """Sweeps over the connections of one reactor periodically."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._timer: Timer | None = None
 
     def restart(self) -> None:
-        """Apply a changed keepalive time. Connections that have keepalive on keep the old time."""
+        """Apply a changed keepalive time. Connections with keepalive already turned on keep the old time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._context.reactor.after(self._context.tune.keepalive_s, self._sweep)

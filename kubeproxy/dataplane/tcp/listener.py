@@ -1,4 +1,4 @@
-"""The TCP listener of one frontend. It accepts clients in batches and starts a dial for each."""
+"""The TCP listener of one frontend. It accepts clients in batches, and starts a dial for each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from kubeproxy.dataplane.tcp.dial import Dial
 from kubeproxy.model import Address, Target
 
 BATCH = 32
-"""The largest number of accepts per readiness event. Other listeners are served before the next batch."""
+"""The largest number of clients accepted per event. Other listeners are served before the next batch."""
 TURNS_BUSY = 2
-"""A listener that had clients at most so many turns ago accepts until its queue is empty. To find the queue empty costs
-as much as to make a socket: the kernel makes one before it looks. So any other listener accepts one client, and is
-reported again if there are more."""
+"""A listener that had clients within this many turns accepts until its queue is empty. Any other listener accepts one
+client, and is reported again if there are more. The reason: to find the queue empty costs as much as making a socket,
+because the kernel makes one before it looks."""
 PAUSE_S = 0.1
-"""The longest pause of a listener without descriptors or memory. It ends earlier when descriptors are returned."""
+"""The longest pause, in seconds, of a listener for which there are no descriptors or no memory. It ends earlier when
+descriptors are returned."""
 CLIENT_ERRORS = frozenset(
     {
         errno.ECONNABORTED,
@@ -40,20 +41,21 @@ CLIENT_ERRORS = frozenset(
         errno.EOPNOTSUPP,
     }
 )
-"""Errors of accept(2) that are the client's: it has closed already, or (EPERM) a firewall refused it."""
+"""The errors of accept(2) that concern a single client: it has already closed, or a firewall has refused it (EPERM)."""
 DESCRIPTORS_PER_CLIENT = 2
 
 
 class Listener:
-    """Accepts one frontend's clients on a bound socket, which it does not own; or gets them from a shared listener."""
+    """Accepts a frontend's clients on a bound socket, which the listener does not own, or gets them from a shared
+    listener."""
 
     def __init__(self, context: Context, sock: socket.socket | None, *, rng: random.Random) -> None:
-        """Raise OSError when the kernel refuses to listen. Without a socket `begin` gets each client."""
+        """Raise OSError if the kernel refuses to listen. Without a socket, clients are passed to `begin`."""
         self._context = context
         self._timer: Timer | None = None
         self._paused = False
         self._last_turn = -1 - TURNS_BUSY
-        """The last turn that had clients."""
+        """The last turn in which a client came."""
         self._preserve: frozenset[Target] = frozenset()
         self.balancer = Balancer(rng=rng, probes_beside=True, shared=context.shared_rows, failing=context.failing)
         self.counters = FrontendCounters()
@@ -67,7 +69,7 @@ class Listener:
             context.reactor.add(sock.fileno(), self._on_clients, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """Replace the endpoints. Open connections are not moved."""
+        """Replace the endpoints. Open connections are not affected."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.balancer.share(message.endpoints, message.columns)
         self._preserve = message.preserve
@@ -85,30 +87,30 @@ class Listener:
             except (OSError, MemoryError) as error:
                 if isinstance(error, MemoryError):
                     self._context.memory.spend()
-                # In this order: returning them after the pause began would end it at once.
+                # Return the descriptors first. If they were returned during the pause, that would end it at once.
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
                 self._pause()
                 return
             if dial is None:
                 budget.give(DESCRIPTORS_PER_CLIENT, share)
                 return
-            # Dials begin at the end of the turn, as all writes do, when the whole batch has been accepted.
+            # Start dials at the end of the turn, when the whole batch has been accepted.
             self._context.turn_end.dial(dial)
 
     def _accept(self) -> Dial | None:
-        """Accept a client and return its dial, or None if no client waits. Raise OSError or MemoryError if this host
-        cannot accept a client now."""
+        """Accept a client and return its dial, or None if no client is waiting. Raise OSError or MemoryError if this
+        host cannot accept a client now."""
         client = self._next_client()
         return None if client is None else self.begin(*client)
 
     def _next_client(self) -> tuple[int, tuple[str, int]] | None:
-        """Return the descriptor and the address of a client, or None if no client waits. Raise OSError if none can be
-        accepted now."""
+        """Return the descriptor and the address of a client, or None if no client is waiting. Raise OSError if none can
+        be accepted now."""
         while True:
             try:
-                # The descriptor is enough, so accept() is not needed.
+                # Only the descriptor is needed, so accept(), which makes a socket object, is not used.
                 fd, address = self._sock._accept()  # type: ignore[attr-defined]
-                return fd, address[:2]  # An address of IPv6 has two more parts.
+                return fd, address[:2]  # IPv6 addresses have two more fields.
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -116,8 +118,8 @@ class Listener:
                     raise
 
     def begin(self, fd: int, address: tuple[str, int]) -> Dial:
-        """Make the dial of an accepted client, for whom descriptors are claimed. OSError or MemoryError: this host
-        cannot serve one now, and the client is closed."""
+        """Create the dial for an accepted client whose descriptors are claimed. If this host cannot serve the client
+        now, close it and raise OSError or MemoryError."""
         try:
             os.set_blocking(fd, False)
             dial = Dial(
@@ -138,7 +140,7 @@ class Listener:
         return dial
 
     def count_refused(self) -> None:
-        """Count a client that is reset because the frontend has no share of the descriptors left."""
+        """Count a client that is reset because the frontend's share of descriptors is used up."""
         self.counters.accepted += 1
         self.counters.unable += 1
         self._context.touched.add(self.counters)
@@ -148,7 +150,7 @@ class Listener:
         return None if name is None else Entry(name, Target(Address(address[0]), address[1]))
 
     def _pause(self) -> None:
-        """Leave clients in the queue until descriptors are returned, or `PAUSE_S` is over."""
+        """Leave clients in the queue until descriptors are returned, or for at most `PAUSE_S` seconds."""
         if self._paused:
             return
         self._paused = True
@@ -165,7 +167,8 @@ class Listener:
         self._context.reactor.watch(self._sock.fileno(), LEVEL)
 
     def close(self) -> None:
-        """Accept the clients already queued, then stop. Open connections continue, and the socket stays open."""
+        """Accept the clients that are already queued, then stop. Open connections continue, and the socket stays
+        open."""
         if self._timer is not None:
             self._timer.cancel()
         self._paused = False

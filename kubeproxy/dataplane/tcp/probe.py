@@ -1,10 +1,10 @@
-"""Probes an ejected endpoint by a connection of the proxy's own.
+"""Probes an ejected endpoint with a connection of the proxy's own.
 
 No client waits for the probe. It starts when the ejection is over and a client comes; that client gets another
-endpoint. If the endpoint answers, it is back in the rotation at once, and the connection is closed without a byte. If
-it refuses, or is silent for the sum of all dial timeouts, it is ejected for twice the time. A probe lasts longer than a
-dial's first step. So it recognizes an endpoint on a slow path as alive, and an endpoint that comes back in the meantime
-gets the kernel's next SYN.
+endpoint. If the endpoint answers, it gets clients again at once, and the connection is closed without sending a byte.
+If the endpoint refuses, or does not answer within the sum of all dial timeouts, it is ejected for twice the time. A
+probe lasts longer than the first step of a dial. So it also succeeds over a slow path, and an endpoint that starts
+meanwhile gets a retransmitted SYN.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class EndpointProbe:
-    """The probe of an endpoint whose ejection is over (`Balancer.due`). It owns its socket, and returns the socket's
-    descriptor to the budget at its end."""
+    """The probe of an endpoint whose ejection is over (`Balancer.due`). It owns its socket, and returns the descriptor
+    to the budget at the end."""
 
     __slots__ = ("_balancer", "_context", "_fd", "_target")
 
@@ -40,9 +40,9 @@ class EndpointProbe:
         self._fd = -1
 
     def begin(self, *, client: str | None, hops: int) -> None:
-        """Dial the endpoint with a hop limit of `hops`, as for the client. `client` is the address to dial from,
-        because a network policy may admit only that address; None is for this node's. If this host cannot dial now, the
-        endpoint stays ejected until its next probe."""
+        """Dial the endpoint with a hop limit of `hops`, in the same way as for a client. `client` is the source
+        address, because a network policy may admit only that address, or None for an address of this node. If this host
+        cannot dial now, the endpoint stays ejected until the next probe."""
         context = self._context
         if not context.budget.take(1):
             return
@@ -68,11 +68,11 @@ class EndpointProbe:
             else:
                 self._balancer.answered(self._target)
         except MemoryError:
-            pass  # This gave no result, so another probe will follow.
+            pass  # The probe has no result, so another one will follow.
         self.abort()
 
     def on_step_over(self) -> None:
-        """Fail the probe, because the sum of all dial timeouts is over."""
+        """End the probe as failed. The sum of all dial timeouts is over."""
         if self in self._context.probes:
             self._failed("timeout")
             self.abort()
@@ -81,7 +81,7 @@ class EndpointProbe:
         self._balancer.failed(self._target, self._context.reactor.now, reason)
 
     def abort(self) -> None:
-        """End the probe now."""
+        """End the probe now, without a result."""
         context = self._context
         context.probes.discard(self)
         context.reactor.close(self._fd)

@@ -1,9 +1,9 @@
-"""TCP listener of many frontends: the destination that a client asked for names its frontend.
+"""A TCP listener for many frontends. The original destination of a client decides to which frontend the client belongs.
 
-Netfilter redirects the destinations of all of them to one port, and connection tracking keeps what each client asked
-for. Each frontend has its balancer, its counters and its share of the budget as with a listener of its own. What they
-have in common is the queue of clients that are not accepted yet, so nobody may wait there: a client beyond the share of
-its frontend is accepted and reset, where a listener of its own would leave it in the queue.
+Netfilter redirects the destinations of all these frontends to one port, and connection tracking remembers each client's
+original destination. Each frontend has its own balancer, counters and share of the budget. But all share one queue of
+clients that are not accepted yet, so no client may be left waiting there. A client beyond the share of its frontend is
+accepted and reset. (In a listener of its own it would wait in the queue.)
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from kubeproxy.model import Destination
 
 
 class SharedListener(Listener):
-    """Accepts the clients of all frontends that have entered. Its own balancer and counters have no use."""
+    """Accepts the clients of all frontends that have been entered. The inherited balancer and counters are not used."""
 
     def __init__(self, context: Context, sock: socket.socket, *, rng: random.Random) -> None:
-        """Raise OSError when the kernel refuses to listen."""
+        """Raise OSError if the kernel refuses to listen."""
         super().__init__(context, sock, rng=rng)
         self._asked_for = reader(sock.family)
         self._of: dict[bytes, Listener] = {}
-        """The frontends by what their clients ask for."""
+        """The listener of each frontend, by its destinations in the form of `key_of`."""
         self._keys: dict[Listener, tuple[bytes, ...]] = {}
         self._closed = False
 
     def enter(self, listener: Listener, destinations: Iterable[Destination]) -> None:
-        """Serve a frontend's clients: those who ask for these destinations, and for no others of its any more."""
+        """Serve a frontend's clients: those with one of these original destinations. Earlier destinations of the
+        frontend are no longer served."""
         self._forget(listener)
         keys = self._keys[listener] = tuple(map(key_of, destinations))
         self._of.update(dict.fromkeys(keys, listener))
 
     def leave(self, listener: Listener) -> None:
-        """Serve a frontend's queued clients, and no more."""
+        """Serve the queued clients of a frontend, and then no more."""
         self._accept_queued()
         self._forget(listener)
 
@@ -63,13 +64,15 @@ class SharedListener(Listener):
                 return
 
     def close(self) -> None:
-        """Accept the clients already queued, then stop. Connections go on, and the socket stays open."""
+        """Accept the clients that are already queued, then stop. Open connections continue, and the socket stays
+        open."""
         super().close()
         self._closed = True
 
     def _serve_next(self, then: Callable[[Dial], None]) -> bool | None:
-        """Accept a client and return true; false if none waits, None if none can be accepted now."""
-        if not self._context.budget.has_room(DESCRIPTORS_PER_CLIENT):  # for whoever it is
+        """Accept a client and return True. Return False if no client is waiting, and None if no client can be accepted
+        now."""
+        if not self._context.budget.has_room(DESCRIPTORS_PER_CLIENT):  # The client's frontend is not known yet.
             return None
         try:
             client = self._next_client()
@@ -97,7 +100,8 @@ class SharedListener(Listener):
             raise
 
     def _admit(self, fd: int) -> Listener | None:
-        """Return the frontend of a client, for whom descriptors are claimed there; None if its close is to reset it."""
+        """Return the frontend's listener for a client, with its descriptors claimed. Return None if the client has to
+        be reset."""
         asked = self._asked_for(fd)
         listener = self._of.get(asked) or self._of.get(asked[:2])
         if listener is not None:

@@ -1,4 +1,4 @@
-"""A sweep over the open connections, some of them in each turn, so that no client waits for the whole."""
+"""Calls a function for all open connections, a few in each turn, so that no client has to wait for the whole sweep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from kubeproxy.dataplane.context import Context
 
 AT_ONCE = 64
-"""Connections in a turn: some tenths of a millisecond, where each costs a few system calls."""
+"""The number of connections in one turn. With a few system calls for each, they take some tenths of a millisecond."""
 
 
 def sweep(context: Context, each: Callable[[Connection], None], then: Callable[[], None]) -> None:
-    """Call `each` for every connection that is open now, unless it ends before its turn. Call `then` at the end.
+    """Call `each` for every connection that is open now, unless the connection ends before its turn. Call `then` at the
+    end.
 
-    The first connections are handled before this returns."""
+    The first connections are processed before this function returns."""
     left = list(context.live)
 
     def handle_some() -> None:

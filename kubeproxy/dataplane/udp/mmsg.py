@@ -1,9 +1,9 @@
 """Receives and sends datagrams in batches, with one system call each (`recvmmsg`, `sendmmsg`).
 
-Python's `recvmsg` and `sendmsg` make objects of all parts of a datagram, and take them apart again. Here the kernel
-fills and empties the same memory every time. A client's socket address and the packet information (the local address of
-the datagram) lie side by side in that memory. Together they are the *peer*: plain bytes that serve as a key and as the
-address of an answer, without being decoded.
+Python's `recvmsg` and `sendmsg` create objects for all parts of a datagram. Here the kernel uses the same memory every
+time. In that memory, a client's socket address is followed by the packet information (the local address of the
+datagram). Together they are called the *peer*: plain bytes that serve as a key, and as the address of an answer,
+without being decoded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kubeproxy.dataplane.sockets.udp_options import IP_PKTINFO
 SLOTS = 32
 """The number of datagrams in a batch."""
 DATAGRAM_BYTES = 1 << 16
-"""The longest datagram."""
+"""The size of the longest datagram."""
 
 _MIDDLE = 32
-"""The place, in its slot of `_PEER_BYTES`, where a peer's address ends and its packet information begins."""
+"""Where a peer's address ends and its packet information begins, within its slot of `_PEER_BYTES`."""
 _PEER_BYTES = 128
 _HOPS_BYTES = 4
-"""The size of a hop limit in its control message, which follows the packet information."""
+"""The size of the hop limit in its control message, which follows the packet information."""
 _CONTROL = struct.Struct("@Nii")
 """The fields of struct cmsghdr: length, level, type."""
 
@@ -38,16 +38,16 @@ class _Layout(NamedTuple):
     address_bytes: int
     """The size of struct sockaddr_in or sockaddr_in6."""
     host: slice
-    """The bytes of the IP address in that structure."""
+    """The position of the IP address in that structure."""
     level: int
     kind: int
     information: struct.Struct
-    """The layout of struct in_pktinfo (interface, local address, address in the header) or in6_pktinfo (address,
+    """The format of struct in_pktinfo (interface, local address, header address) or in6_pktinfo (address,
     interface)."""
 
     @property
     def information_bytes(self) -> int:
-        """The size of the control message that holds it."""
+        """Return the size of the control message with the packet information."""
         return socket.CMSG_SPACE(self.information.size)
 
 
@@ -85,8 +85,8 @@ _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int
 
 
 class _Slots:
-    """The memory of a batch, with headers that point into it, built once. Of the space for datagrams only the pages
-    that were ever filled take memory."""
+    """The memory of a batch, with headers that point into it, created once. Of the space for datagrams, only pages that
+    were ever used take memory."""
 
     def __init__(self, family: int, *, more_control_bytes: int = 0) -> None:
         layout = _LAYOUTS[socket.AddressFamily(family)]
@@ -105,7 +105,7 @@ class _Slots:
             message.header.control, message.header.control_bytes = middle, control_bytes
         begin, end = _MIDDLE - layout.address_bytes, _MIDDLE + layout.information_bytes
         self._places = tuple(slice(at + begin, at + end) for at in range(0, SLOTS * _PEER_BYTES, _PEER_BYTES))
-        """The place of each slot's peer."""
+        """The position of the peer in each slot."""
 
 
 def _address_of(memory: mmap.mmap) -> int:
@@ -113,23 +113,23 @@ def _address_of(memory: mmap.mmap) -> int:
 
 
 class Arrivals(_Slots):
-    """Receives datagrams of one address family, for all sockets. Each batch is copied out at once."""
+    """Receives datagrams of one address family, for all sockets. Each batch is copied at once."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family, more_control_bytes=socket.CMSG_SPACE(_HOPS_BYTES))
         # The kernel writes the hop limit after the packet information.
         at = _MIDDLE + _LAYOUTS[socket.AddressFamily(family)].information_bytes + _CONTROL.size
         self.hops = memoryview(self._peers).cast("I")[at // 4 :: _PEER_BYTES // 4]
-        """The hop limit that each datagram of the last batch had left, or 0 if it is unknown."""
+        """The hop limit left in each datagram of the last batch, or 0 if unknown."""
         self._headers = memoryview(self._messages).cast("B")
         self._fresh = bytes(self._headers)
         self._lengths = self._headers.cast("I")[_Message.bytes.offset // 4 :: ctypes.sizeof(_Message) // 4]
         self._blank = bytes(SLOTS * _PEER_BYTES)
 
     def receive(self, fd: int) -> list[tuple[bytes, bytes]]:
-        """Return peers and datagrams, at most `SLOTS`. Fewer mean that there are no more. The socket needs IP_PKTINFO
-        or IPV6_RECVPKTINFO. Raise OSError for an ICMP error about an earlier datagram."""
-        # The kernel writes the used lengths into the headers, and does not clear what it does not use.
+        """Return at most `SLOTS` pairs of peer and datagram. If there are fewer, no more are waiting. The socket needs
+        IP_PKTINFO or IPV6_RECVPKTINFO. Raise OSError for an ICMP error about an earlier datagram."""
+        # The kernel overwrites lengths in the headers, and does not clear unused fields, so restore both.
         self._headers[:] = self._fresh
         self._peers[:] = self._blank
         count = _recvmmsg(fd, self._first, SLOTS, socket.MSG_DONTWAIT, None)
@@ -145,7 +145,7 @@ class Arrivals(_Slots):
 
 
 class Sender(Protocol):
-    """A socket that sends datagrams, and counts them. It is a listener, whose module imports this one."""
+    """A socket that sends datagrams and counts them: a listener, whose module imports this one."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -155,8 +155,8 @@ class Sender(Protocol):
 
 
 class Departures(_Slots):
-    """Sends datagrams of one address family, for all sockets. A batch belongs to one sender. It is sent when another
-    sender needs the memory, when it is full, or by `flush`."""
+    """Sends datagrams of one address family, for all sockets. A batch belongs to one sender. It is sent by `flush`,
+    when it is full, or when another sender needs the memory."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family)
@@ -169,21 +169,21 @@ class Departures(_Slots):
         self._count = 0
 
     def room(self, sender: Sender) -> memoryview:
-        """Return the memory for a sender's next datagram, which `add` then adds to the batch."""
+        """Return the memory for the sender's next datagram. Then call `add`."""
         if sender is not self._sender or self._count == SLOTS:
             self.flush()
             self._sender = sender
         return self._rooms[self._count]
 
     def add(self, length: int, peer: bytes) -> None:
-        """Add the datagram in `room`, of `length` bytes, for a peer."""
+        """Add the datagram that was written to `room`, with its length, for a peer."""
         count = self._count
         self._lengths[count] = length
         self._peers[self._places[count]] = peer
         self._count = count + 1
 
     def flush(self) -> None:
-        """Send the batch. A datagram that the kernel refuses is dropped and counted."""
+        """Send the batch. Datagrams that the kernel refuses are dropped and counted."""
         sender, count = self._sender, self._count
         if sender is None or not count:
             return
@@ -200,14 +200,14 @@ class Departures(_Slots):
         sender.sent(sum(self._lengths[:count]) - lost_bytes, dropped)
 
     def forget(self, sender: Sender) -> None:
-        """Send the batch if it is this sender's, because its socket is about to be closed."""
+        """Send the batch if it belongs to this sender, whose socket is about to be closed."""
         if sender is self._sender:
             self.flush()
             self._sender = None
 
 
 def host_of(peer: bytes, family: int) -> str:
-    """Return the IP address in a peer, as text."""
+    """Return the IP address in a peer as text."""
     return socket.inet_ntop(family, peer[_LAYOUTS[socket.AddressFamily(family)].host])
 
 
@@ -217,14 +217,14 @@ def port_of(peer: bytes) -> int:
 
 
 def is_peer(peer: bytes, family: int) -> bool:
-    """Return whether bytes from another process have the size of a peer."""
+    """Return whether bytes from another process have the length of a peer."""
     layout = _LAYOUTS[socket.AddressFamily(family)]
     return len(peer) == layout.address_bytes + layout.information_bytes
 
 
 def reply_to(peer: bytes, family: int) -> bytes:
-    """Return the peer to send an answer to, from the local address that the client used. The kernel's routing picks the
-    interface."""
+    """Return the peer for an answer, which is sent from the local address that the client used. The kernel chooses the
+    interface by its routes."""
     layout = _LAYOUTS[socket.AddressFamily(family)]
     address, received = peer[: layout.address_bytes], peer[layout.address_bytes + _CONTROL.size :]
     if family == socket.AF_INET6:

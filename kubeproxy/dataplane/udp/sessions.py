@@ -1,18 +1,19 @@
 """The UDP listener and its sessions: one session for each client address and port.
 
-Each session has a connected socket to its endpoint. A frontend has one socket towards its clients. Received datagrams
-are first sorted into the sessions' queues. Then they are sent in rounds, a few datagrams of each session at a time, so
-a client that floods fills only its own queue.
+Each session has a socket connected to its endpoint. A frontend has one socket towards its clients. Received datagrams
+are first put into the queues of their sessions. Then they are sent in rounds, a few datagrams of each session at a
+time, so that a flooding client fills only its own queue.
 
-An answer leaves from the local address that the client used (see `mmsg`). Otherwise connection tracking could not match
-it on a host with several addresses. Answers are sent after requests, at the end of a turn, because a receiver that is
-still awake from the last datagram need not be woken again.
+An answer is sent from the local address that the client used (see `mmsg`). Otherwise connection tracking could not
+match it on a host with several addresses. Answers are sent after requests, at the end of a turn, because a receiver
+that is still awake from the last datagram need not be woken again.
 
-A session ends when it is idle for too long, when it is the idlest one and another session needs its place, or with its
-frontend. When its endpoint refuses (ICMP) or no longer serves, the session's next datagram goes to another endpoint.
+A session ends when it has been idle for too long, when another session needs its place and it has been idle longest, or
+with its frontend. If its endpoint refuses (ICMP) or no longer serves, the session's next datagram goes to another
+endpoint.
 
-A session moves to another process with its socket (`FrozenSession`). There the client's datagrams arrive at another
-listener. Until the first of them the endpoint's answers wait in the socket.
+A session can move to another process with its socket (`FrozenSession`). There the client's datagrams arrive at another
+listener. Until the first one arrives, answers from the endpoint wait in the socket.
 """
 
 from __future__ import annotations
@@ -38,32 +39,33 @@ from kubeproxy.model import Target
 BATCHES = 8
 """The number of batches received from one socket per readiness event."""
 SHARE = 8
-"""The number of datagrams of one session that are sent before the next session's turn."""
+"""The number of datagrams of one session that are sent before it is another session's turn."""
 STREAM_S = 0.001
-"""The longest gap between the answers of a stream."""
+"""The longest gap in seconds between two answers that count as a stream."""
 QUEUE = 256
-"""The number of datagrams queued for one session. Further ones are dropped, as by a router."""
+"""The largest number of datagrams queued for one session. Further ones are dropped, as by a router."""
 SWEEPS_PER_TIMEOUT = 4
 USED_S = 0.1
-"""The resolution of a session's last use. Recording it for every datagram would cost too much."""
+"""The resolution in seconds of a session's last use. Recording each datagram would cost too much."""
 
 
 class Sessions:
-    """All sessions of a process, by listener, the idlest first."""
+    """All sessions of a process, by listener, those that have been idle longest first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._count = 0
         self._by_idleness: dict[DatagramListener, OrderedDict[Session, None]] = {}
-        """The sessions of each listener, the idlest first, except for listeners in `_disordered`. A listener without
-        sessions has no entry."""
+        """The sessions of each listener, those idle longest first, except for listeners in `_disordered`. A listener
+        without sessions has no entry."""
         self._disordered: set[DatagramListener] = set()
-        """The listeners with sessions that have moved here, and were idle for longer than those before them."""
+        """The listeners whose sessions are out of order, because some have moved here that were idle for longer than
+        those before them."""
         self._timer: Timer | None = None
         self._buffers: dict[int, tuple[Arrivals, Departures]] = {}
 
     def buffers(self, family: int) -> tuple[Arrivals, Departures]:
-        """Return the receive and send buffers of an address family, shared by all listeners."""
+        """Return the receive and send buffers for an address family, which all listeners share."""
         buffers = self._buffers.get(family)
         if buffers is None:
             buffers = self._buffers[family] = Arrivals(family), Departures(family)
@@ -83,15 +85,15 @@ class Sessions:
         return tuple(self._by_idleness.get(listener, ()))
 
     def targets(self) -> Iterator[Target | None]:
-        """Yield the endpoint of each session, or None if it has none at the moment."""
+        """Yield the endpoint of each session, or None for a session without one."""
         for session in self.all():
             yield session.target
 
     def make_room(self, listener: DatagramListener) -> bool:
-        """Claim a descriptor for one more session of a listener, and return False if there is none. Without room, a
-        listener that has an equal part of all sessions or more loses its own idlest one. For any other listener, the
-        one with the most sessions loses one. So a flood takes nothing from others."""
-        while self._count > self._context.tune.udp_sessions_max:  # after the limit was lowered
+        """Claim a descriptor for another session of a listener. Return False if none is available. If there is no room,
+        a listener with at least an equal share of all sessions loses its own session that was idle longest. Otherwise
+        the listener with the most sessions loses one. So a flood takes nothing away from others."""
+        while self._count > self._context.tune.udp_sessions_max:  # The limit may have been lowered.
             self._evict(max(self._by_idleness.values(), key=len))
         if self._has_room(listener):
             return True
@@ -104,7 +106,7 @@ class Sessions:
                     return True
         if own:
             self._evict(own)
-            # Fairness is not checked here, because the listener has as many as before.
+            # Fairness is not checked, because the listener has just lost a session.
             self._context.budget.take_back(1, listener.counters.share)
             return True
         return False
@@ -140,14 +142,14 @@ class Sessions:
             self._timer = self._context.reactor.after(self._sweep_s, self._sweep)
 
     def used(self, session: Session, now: float) -> None:
-        """Record that a session is the least idle. This is called every `USED_S` at most."""
+        """Record that a session has just been used. This is called at most once per `USED_S`."""
         session.last_used = now
         if session.asleep:
             session.wake()
         self._by_idleness[session.listener].move_to_end(session)
 
     def remove(self, session: Session) -> None:
-        """Remove an ended session, and return its descriptor."""
+        """Remove an ended session, and return its descriptor to the budget."""
         listener = session.listener
         sessions = self._by_idleness.get(listener)
         if sessions is not None and session in sessions:
@@ -174,7 +176,7 @@ class Sessions:
 
 
 class Session:
-    """The datagrams of one client (address and port), to and from its endpoint."""
+    """The datagrams between one client (address and port) and its endpoint."""
 
     __slots__ = (
         "_answered",
@@ -193,21 +195,22 @@ class Session:
     )
 
     def __init__(self, listener: DatagramListener, peer: bytes, hops: int) -> None:
-        """`hops` is the hop limit that its first datagram had left."""
+        """`hops` is the hop limit left in the first datagram."""
         self.listener = listener
         self.hops = hops
-        """The lowest hop limit of its datagrams so far."""
+        """The lowest hop limit left in any of its datagrams."""
         self._hops = hops_left(hops)
         self.since = self.last_used = listener.context.reactor.now
         self.asleep = False
-        """Whether the endpoint's answers wait in the socket: the client has sent nothing since the session moved here,
-        so connection tracking would not let an answer leave from the service address."""
+        """Whether answers of the endpoint have to wait in the socket. This is so until the client sends something
+        after the session has moved here, because connection tracking would not let an answer leave from the service
+        address."""
         self.queue: deque[bytes] = deque()
-        """The client's datagrams, to be sent at the session's turn."""
+        """The client's datagrams that wait for the session's turn."""
         self._answered = 0.0
-        """Time of the endpoint's last datagram."""
+        """When the endpoint last sent a datagram."""
         self._peer = peer
-        """The client and the local address, as the datagrams have them."""
+        """The client's address and the local address, as bytes (`mmsg`)."""
         self._reply = reply_to(peer, listener.family)
         self._socket: socket.socket | None = None
         self._target: Target | None = None
@@ -215,7 +218,7 @@ class Session:
         """The endpoint that refused last."""
 
     def send_share(self) -> bool:
-        """Send at most `SHARE` datagrams, and return whether more wait."""
+        """Send at most `SHARE` datagrams. Return whether more are waiting."""
         queue = self.queue
         share = SHARE
         while queue and share:
@@ -229,7 +232,7 @@ class Session:
             except BlockingIOError:
                 self.listener.counters.dropped += 1
             except OSError:
-                # The ICMP error of an earlier datagram; this one was not sent, so send it again.
+                # The error is about an earlier datagram. This one was not sent, so send it again.
                 self._refused()
                 self._send(datagram)
         return bool(queue)
@@ -279,7 +282,8 @@ class Session:
         if sock is None:
             return
         now = listener.context.reactor.now
-        # A lone answer costs one receive; of a stream a whole share is received.
+        # Receive a whole share of a stream, but only one datagram otherwise, because a single answer should cost a
+        # single receive.
         share = SHARE if now - self._answered < STREAM_S else 1
         departures, reply = listener.departures, self._reply
         answered = False
@@ -315,8 +319,9 @@ class Session:
         self._socket = self._target = None
 
     def tighten(self, hops: int) -> bool:
-        """Lower the hop limit to that of a new datagram, and return False if the datagram must not be forwarded. A
-        reused port may close a ring of sessions, in which each datagram has to end, too."""
+        """Lower the hop limit to that of a new datagram. Return False if the datagram must not be forwarded. Even an
+        existing session needs this check: if a port is reused, sessions may form a ring, in which each datagram has to
+        end."""
         left = hops_left(hops)
         if not left:
             return False
@@ -326,22 +331,22 @@ class Session:
         return True
 
     def resume(self, sock: socket.socket, target: Target, avoid: tuple[Target, ...]) -> None:
-        """Continue with the socket of a session that was frozen."""
+        """Continue with the socket of a frozen session."""
         self._socket, self._target, self._avoid = sock, target, avoid
         self.listener.balancer.opened(target)
 
     @property
     def target(self) -> Target | None:
-        """Return the endpoint, or None if there is none at the moment."""
+        """Return the endpoint, or None if there is none now."""
         return self._target
 
     def leave(self) -> None:
-        """Disconnect if the session's endpoint no longer serves. The next datagram then goes to another endpoint."""
+        """Disconnect if the endpoint no longer serves. The next datagram then goes to another endpoint."""
         if self._target is not None and self._target not in self.listener.keeping:
             self._disconnect()
 
     def wake(self) -> None:
-        """Pass on the endpoint's answers from now on."""
+        """From now on pass the endpoint's answers on."""
         self.asleep = False
         if self._socket is not None:
             try:
@@ -362,8 +367,8 @@ class Session:
         return host_of(self._peer, self.listener.family)
 
     def freeze(self) -> FrozenSession | None:
-        """Send what is queued, leave this process, and return what another process needs to continue. Return None if
-        the session has ended or has no endpoint."""
+        """Send the queued datagrams, leave this process, and return what another process needs to continue. Return None
+        if the session has ended or has no endpoint."""
         listener, context = self.listener, self.listener.context
         while self.send_share():
             pass
@@ -374,7 +379,7 @@ class Session:
         state = SessionState(
             frontend, self._peer, self.hops, target, self._avoid, now - self.since, now - self.last_used
         )
-        # Not left to the close: the kernel goes on reporting events of a socket that another process has, too.
+        # Closing is not enough: the kernel keeps reporting events of a socket that another process also has.
         context.reactor.remove(sock.fileno())
         self._socket = None
         self.end()
@@ -383,12 +388,12 @@ class Session:
 
 
 class FrozenSession:
-    """A session that does not move datagrams: its state, its socket's descriptor, and the claim on that descriptor."""
+    """A stopped session: its state, its socket's descriptor, and the claim for that."""
 
     __slots__ = ("_asleep", "_listener", "descriptors", "state")
 
     def __init__(self, listener: DatagramListener, state: SessionState, descriptor: int, *, asleep: bool) -> None:
-        """The caller has claimed the descriptor. `claim` does that for a session of another process."""
+        """The caller has claimed the descriptor. For a session of another process use `claim`."""
         self._listener = listener
         self._asleep = asleep
         self.state = state
@@ -396,8 +401,8 @@ class FrozenSession:
 
     @classmethod
     def claim(cls, listener: DatagramListener, state: SessionState, descriptors: Sequence[int]) -> FrozenSession | None:
-        """Claim the descriptor of another process's session. Return None if there is no room for it, or if it is not a
-        valid session."""
+        """Claim the descriptor for a session of another process. Return None if there is no room, or if the session is
+        invalid."""
         context = listener.context
         if (
             len(descriptors) != 1
@@ -410,8 +415,8 @@ class FrozenSession:
         return cls(listener, state, descriptors[0], asleep=True)
 
     def thaw(self) -> Session:
-        """Continue the session. If a client has two sessions, the older one keeps the client, and the younger one only
-        passes on answers until it is idle for too long."""
+        """Continue the session. If the client has two sessions, the older one serves the client, and the younger one
+        only passes on answers until it has been idle for too long."""
         listener, state = self._listener, self.state
         now = listener.context.reactor.now
         session = Session(listener, state.peer, state.hops)
@@ -426,13 +431,13 @@ class FrozenSession:
         return session
 
     def close(self) -> None:
-        """Close the socket and return the claim. The other process's session does not notice."""
+        """Close the socket and return the claim, without affecting the session in the other process."""
         os.close(self.descriptors[0])
         self._listener.context.budget.give(1, self._listener.counters.share)
 
 
 class DatagramListener:
-    """Serves one frontend's clients on a bound UDP socket, which it does not own."""
+    """Serves a frontend's clients on a bound UDP socket, which the listener does not own."""
 
     def __init__(self, context: Context, sessions: Sessions, sock: socket.socket, *, rng: random.Random) -> None:
         self.context = context
@@ -441,20 +446,20 @@ class DatagramListener:
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
         self.keeping: frozenset[Target] = frozenset()
-        """The endpoints at which sessions stay."""
+        """The endpoints that keep their sessions."""
         self.family = sock.family
         self.arrivals, self.departures = sessions.buffers(sock.family)
         self._sock = sock
         self._sessions: dict[bytes, Session] = {}
-        """Sessions by peer."""
+        """The sessions by peer."""
         self._ring: deque[Session] = deque()
-        """Sessions with queued datagrams."""
+        """The sessions with queued datagrams."""
         self._sending = False
         prepare(sock)
         context.reactor.add(sock.fileno(), self._on_datagrams, LEVEL)
 
     def set_endpoints(self, message: SetEndpoints) -> None:
-        """Replace the endpoints. Sessions of an endpoint that no longer serves get another one."""
+        """Replace the endpoints. Sessions whose endpoint no longer serves get another one."""
         self.balancer.update(message.endpoints, message.affinity_timeout_s, message.balancing)
         self.balancer.share(message.endpoints, message.columns)
         self.preserve = message.preserve
@@ -471,7 +476,7 @@ class DatagramListener:
             except MemoryError:
                 break
             except OSError:
-                # This is an ICMP error for an earlier answer, and concerns that client alone.
+                # An ICMP error about an earlier answer, which concerns only one client.
                 continue
             for (peer, datagram), hops in zip(arrived, self.arrivals.hops, strict=False):
                 session = sessions.get(peer)
@@ -498,7 +503,8 @@ class DatagramListener:
             self.context.reactor.at_end(self._send_on)
 
     def _open_session(self, peer: bytes, hops: int) -> Session | None:
-        """Return a new session for a client. Return None if the client gets none, and its datagram is dropped."""
+        """Return a new session for a client. Return None if the client gets no session, so that its datagram is
+        dropped."""
         if not hops_left(hops):
             self._refuse_loop()
             return None
@@ -514,13 +520,13 @@ class DatagramListener:
         return session
 
     def _refuse_loop(self) -> None:
-        """Count a datagram that has passed too many proxies."""
+        """Count a datagram that has passed through too many proxies."""
         self.counters.looped += 1
         self.context.looped += 1
         self.context.touched.add(self.counters)
 
     def _send_on(self) -> None:
-        """Run one round: send a share of each session's datagrams."""
+        """Send a share of each session's datagrams (one round)."""
         ring = self._ring
         for _ in range(len(ring)):
             session = ring.popleft()
@@ -531,17 +537,17 @@ class DatagramListener:
             self.context.reactor.again(self._send_on)
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket towards the clients."""
+        """Return the descriptor of the socket towards clients."""
         return self._sock.fileno()
 
     def sent(self, byte_count: int, dropped: int) -> None:
-        """Count the bytes and dropped datagrams of answers."""
+        """Count the bytes of answers, and the answers that were dropped."""
         self.counters.out_meter[0] += byte_count
         self.counters.dropped += dropped
 
     def enter(self, peer: bytes, session: Session) -> bool:
-        """Let a moved session serve its client, unless an older session does. Return whether another session serves or
-        has served this client."""
+        """Let a session that has moved here serve its client, unless an older session does. Return whether another
+        session serves, or has served, this client."""
         present = self._sessions.get(peer)
         if present is None or session.since < present.since:
             self._sessions[peer] = session
@@ -554,7 +560,7 @@ class DatagramListener:
             del self._sessions[peer]
 
     def close(self) -> None:
-        """Stop serving. The sessions end, as do the conntrack entries of the frontend."""
+        """Stop serving, and end all sessions."""
         self.departures.forget(self)
         self.context.reactor.remove(self._sock.fileno())
         for session in self.sessions.of(self):

@@ -1,4 +1,4 @@
-"""The messages for a worker that are sent in one frame, with their sockets."""
+"""A batch of messages and sockets for one worker, sent in one frame."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kubeproxy.dataplane.workers.protocol import Apply, Reply
 from kubeproxy.model import FrontendName
 
 CHUNK = 32
-"""The number of frontends in one frame. Their sockets are open in both processes for a moment."""
+"""The largest number of frontends in one frame. Their sockets are briefly open in both processes."""
 CHUNK_SOCKETS = 256
-"""The number of sockets in one frame to each worker, over all workers."""
+"""The largest number of sockets in the frames for all workers together."""
 CHUNK_MESSAGES = 64
-"""The number of messages in one frame. A worker decodes them in one turn, which takes about a millisecond with ten
-endpoints each."""
+"""The largest number of messages in one frame. A worker decodes a frame in one turn. With ten endpoints per message
+this takes about a millisecond."""
 
 
 class WorkerBatch:
@@ -31,14 +31,14 @@ class WorkerBatch:
         self._sockets: list[tuple[ServedFrontend[Any], socket.socket]] = []
 
     def add_first(self, frontend: ServedFrontend[Any]) -> None:
-        """Add a frontend's first message, a `Listen` with the worker's socket. Raise OSError when there is no socket
-        for it."""
+        """Add a frontend's first message, a `Listen` together with the worker's socket. Raise OSError if there is no
+        socket for it."""
         if (sock := frontend.socket_for(self.worker.number)) is not None:
             self._sockets.append((frontend, sock))
         self.messages.append(frontend.begin)
 
     def send(self) -> asyncio.Future[Reply | None]:
-        """Send the batch as one request, and return the worker's reply (see `WorkerProcess.request`)."""
+        """Send the batch as one request. The result is the worker's reply (see `WorkerProcess.request`)."""
         messages = tuple(self.messages)
         reply = self.worker.request(lambda number: Apply(number, messages), [sock for _, sock in self._sockets])
         for sockets, sock in self._sockets:
@@ -49,15 +49,16 @@ class WorkerBatch:
 def add_to_all(
     batches: Mapping[int, WorkerBatch], message: Message, *, unless_unsent: FrontendName | None = None
 ) -> None:
-    """Add a message to the batches of all workers that have the frontend `unless_unsent`. A new worker that has yet to
-    get the frontend will get its state of that time."""
+    """Add a message to the batches of all workers. With `unless_unsent`, skip new workers that have not been sent this
+    frontend yet; they will get its latest state later."""
     for batch in batches.values():
         if unless_unsent not in batch.worker.unsent:
             batch.messages.append(message)
 
 
 def chunks(messages: Sequence[Message], *, workers: int) -> Iterator[Sequence[Message]]:
-    """Yield the messages in chunks of one frame. Each `Listen` or `Join` is in a chunk with those that follow it."""
+    """Yield the messages in chunks for one frame each. A `Listen` or `Join` is never separated from the messages that
+    belong to it."""
     listens = max(1, min(CHUNK, CHUNK_SOCKETS // workers))
     chunk: list[Message] = []
     count = 0

@@ -1,6 +1,6 @@
-"""The channel between the control process and a worker, for frames and descriptors. It uses a Unix stream socket. It
-never blocks: its owner calls `receive` when the socket is readable, and `flush` when it is writable and `congested` is
-true."""
+"""The channel between the control process and a worker, for frames and descriptors, over a Unix stream socket. It
+never blocks: its owner calls `receive` when the socket is readable, and `flush` when it is writable and `congested`
+is true."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_LIMIT * array.array("i").itemsi
 
 
 class Channel(Generic[F]):
-    """One end of the channel. It receives frames of one direction."""
+    """One end of the channel. It receives frames of type F."""
 
     def __init__(self, sock: socket.socket, receives: object) -> None:
-        """`receives` is `protocol.Request` or `protocol.Report`."""
+        """`receives` is the type of frames to receive: `protocol.Request` or `protocol.Report`."""
         sock.setblocking(False)
         self.sock = sock
         self._decoder: Decoder[F] = Decoder(receives)
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._received: deque[int] = deque()
-        """The received descriptors of a frame that is not complete yet."""
+        """Received descriptors that belong to an incomplete frame."""
 
     @property
     def congested(self) -> bool:
-        """Return whether bytes wait to be sent."""
+        """Return whether bytes are waiting to be sent."""
         return bool(self._outgoing)
 
     @property
     def ended(self) -> bool:
-        """Return whether the other side has closed, and nothing that it has sent is left."""
+        """Return whether the other side has closed, and everything that it sent has been received."""
         try:
             return not self._decoder.left and not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -44,15 +44,15 @@ class Channel(Generic[F]):
             return True
 
     def send(self, frame: Frame, descriptors: Sequence[int] = ()) -> None:
-        """Send or queue a frame. The caller may close the descriptors after this. Raise OSError when the other side has
-        closed, or when no more descriptors can be queued."""
+        """Send or queue a frame. The caller may close the descriptors afterwards. Raise OSError if the other side has
+        closed, or if no more descriptors can be queued."""
         data = memoryview(encode(frame, len(descriptors)))
         waits = self.congested or not self._send(data, descriptors)
         if waits:
             self._outgoing.append((data, tuple(map(os.dup, descriptors))))
 
     def flush(self) -> None:
-        """Send as much of the queue as the kernel takes. Raise OSError when the other side has closed."""
+        """Send as much of the queue as the kernel accepts. Raise OSError if the other side has closed."""
         while self._outgoing:
             data, descriptors = self._outgoing[0]
             sent = self._send_some(data, descriptors)
@@ -64,14 +64,14 @@ class Channel(Generic[F]):
             self._outgoing.popleft()
 
     def _send(self, data: memoryview, descriptors: Sequence[int]) -> bool:
-        """Send a frame and queue the rest of it. Return False when the kernel took nothing."""
+        """Send a frame, and queue what the kernel does not accept. Return False if it accepted nothing."""
         sent = self._send_some(data, descriptors)
         if 0 < sent < len(data):
             self._outgoing.append((data[sent:], ()))
         return sent > 0
 
     def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
-        """Return the number of bytes that the kernel took. The descriptors travel with the first byte."""
+        """Return the number of bytes that the kernel accepted. The descriptors are sent with the first byte."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg((data,), ancillary, socket.MSG_NOSIGNAL)
@@ -79,9 +79,9 @@ class Channel(Generic[F]):
             return 0
 
     def receive(self) -> Iterator[tuple[F, tuple[int, ...]]]:
-        """Return some of the received frames with their descriptors, which the caller owns from then on. Raise EOFError
-        or OSError when the other side has closed, and GarbledError for an invalid frame. After a MemoryError the bytes
-        are still there. The caller then has to call again, because the socket may not become readable."""
+        """Yield received frames with their descriptors, which the caller then owns. Raise EOFError or OSError if the
+        other side has closed, and GarbledError for an invalid frame. After a MemoryError the bytes are kept; call this
+        again, because the socket may not become readable."""
         yield from self._frames(0)
         try:
             arrived, ancillary, flags, _ = self.sock.recvmsg_into(
@@ -94,7 +94,7 @@ class Channel(Generic[F]):
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self._received.extend(received)
-        # The descriptors may be those of an incomplete frame and of the next one.
+        # Descriptors may belong to an incomplete frame and to the one after it.
         if len(self._received) > 2 * DESCRIPTORS_LIMIT:
             raise GarbledError(f"{len(self._received)} descriptors arrived, and no frame for them")
         if flags & socket.MSG_CTRUNC:
@@ -110,7 +110,7 @@ class Channel(Generic[F]):
             yield frame, tuple(self._received.popleft() for _ in range(count))
 
     def close(self) -> None:
-        """Close the socket, and all received and queued descriptors."""
+        """Close the socket, and all descriptors that are received or queued."""
         self.sock.close()
         for _, descriptors in self._outgoing:
             self._close(descriptors)

@@ -1,4 +1,4 @@
-"""The table in which workers count what is open (`balancing.open_counts`), as the control process manages it."""
+"""Manages the table in which workers count open connections (`balancing.open_counts`), for the control process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NO_COLUMN: Final = -1
 
 
 class Columns:
-    """Assigns the columns, and clears rows."""
+    """Assigns columns to endpoints, and clears rows of dead workers."""
 
     def __init__(self, workers: int) -> None:
-        """Raise OSError when there is no memory for the table."""
+        """Create the table. Raise OSError if there is no memory for it."""
         self.fd = os.memfd_create("kubeproxy-open")
         """The descriptor of the table, which workers inherit."""
         os.ftruncate(self.fd, workers * ROW_BYTES)
@@ -31,9 +31,9 @@ class Columns:
         self._used = 0
 
     def assigned(self, message: SetEndpoints) -> SetEndpoints:
-        """Return a message with a column for each endpoint, if its scheduler asks for the counts of all workers. An
-        endpoint that stays keeps its column. If columns run short, none is given: an endpoint that each worker counts
-        alone would seem emptier than the others."""
+        """Return a message with a column for each endpoint, if its scheduler needs counts of all workers. Endpoints
+        that stay keep their columns. If there are not enough columns, none are assigned: an endpoint that each worker
+        counts alone would seem to have fewer connections than the others."""
         wanted = message.endpoints if message.balancing.scheduler is Scheduler.LEAST_CONNECTIONS else ()
         before = self._of.pop(message.frontend, {})
         now = {target: before.pop(target, NO_COLUMN) for target in wanted}
@@ -55,7 +55,7 @@ class Columns:
         return self._used - 1
 
     def release(self, frontend: FrontendName) -> None:
-        """Take back the columns of a frontend that is no longer served."""
+        """Free the columns of a frontend that is no longer served."""
         self._take_back(self._of.pop(frontend, {}))
 
     def _take_back(self, columns: Mapping[Target, int]) -> None:
@@ -64,11 +64,11 @@ class Columns:
                 heappush(self._free, column)
 
     def clear(self, worker: int) -> None:
-        """Clear the row of a worker that has ended, so that its connections are no longer counted."""
+        """Clear the row of a worker that has ended, so that its connections no longer count."""
         self._memory[worker * ROW_BYTES : (worker + 1) * ROW_BYTES] = bytes(ROW_BYTES)
 
     def open_of(self, frontend: FrontendName) -> dict[Target, int]:
-        """Return the number of open connections and sessions to each endpoint of a frontend that has columns."""
+        """Return the number of open connections and sessions to each endpoint of a frontend with columns."""
         with memoryview(self._memory) as whole, whole.cast("i") as cells:
             rows = range(0, len(cells), COLUMNS)
             return {
@@ -77,7 +77,7 @@ class Columns:
             }
 
     def close(self) -> None:
-        """Give up the table. Workers that run keep theirs. Repeating the call is harmless."""
+        """Close the table. Running workers keep it. This may be called repeatedly."""
         if not self._memory.closed:
             self._memory.close()
             os.close(self.fd)

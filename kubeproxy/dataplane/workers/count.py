@@ -1,4 +1,4 @@
-"""The default number of workers for this machine."""
+"""Computes the default number of workers for this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from math import ceil
 from pathlib import Path
 
 DEFAULT_MAX = 4
-"""The largest default number of workers. The control process, the pods and the kernel need CPU time, too."""
+"""The largest default number of workers. The control process, the pods and the kernel also need CPU time."""
 
 
 def workers_for(count: int | None, *, root: Path = Path("/")) -> int:
-    """Return the configured number of workers, or one for each usable CPU, at most `DEFAULT_MAX`. `root` is the
-    directory of ``/proc`` and ``/sys``."""
+    """Return the configured number of workers, or by default one per usable CPU, up to `DEFAULT_MAX`. `root` is the
+    directory that contains ``/proc`` and ``/sys``."""
     if count is not None:
         return count
     usable = len(os.sched_getaffinity(0))
@@ -20,8 +20,8 @@ def workers_for(count: int | None, *, root: Path = Path("/")) -> int:
 
 
 def _quota(root: Path) -> float:
-    """Return how many CPUs the control groups grant this process (cgroup v2's cpu.max), or `DEFAULT_MAX` without a
-    limit."""
+    """Return how many CPUs this process may use according to its control groups (cpu.max of cgroup v2), or
+    `DEFAULT_MAX` without a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -36,5 +36,5 @@ def _quota(root: Path) -> float:
             most, period = (group / "cpu.max").read_text().split()
             granted = min(granted, int(most) / int(period))
         except (OSError, ValueError):
-            continue  # The root group has no cpu.max, and "max" means no limit.
+            continue  # No limit: the root group has no cpu.max, and other groups may have "max".
     return granted

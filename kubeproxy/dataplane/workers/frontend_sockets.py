@@ -1,14 +1,15 @@
-"""The sockets of one frontend for all workers, as the control process holds them.
+"""Manages the sockets of one frontend for all workers, in the control process.
 
-An *unpinned* frontend has one socket for each worker, open in the worker alone. The kernel spreads connections over
-them, and over the remaining ones when a worker dies. The control process has the reserved port, which never listens.
+An *unpinned* frontend has one socket for each worker, which is open only in that worker. The kernel distributes
+connections over these sockets, and over the remaining ones if a worker dies. The control process keeps only the socket
+that reserves the port, which never listens.
 
-With session affinity, and with UDP sessions, a client must always reach the same worker. Then the sockets are *pinned*:
-the control process keeps all of them open, and the reserved port is the first of them. So the group keeps its order
-when a worker dies, and the next worker gets the same socket with the clients queued in it. A single worker's sockets
-are pinned, too, because there is no other worker for its clients.
+With session affinity, and for UDP, a client must always reach the same worker. Then the sockets are *pinned*: the
+control process keeps all of them open, and the socket that reserves the port is the first of them. So the group keeps
+its order when a worker dies, and the replacement gets the same socket with the clients queued in it. If there is only
+one worker its sockets are pinned, too, because no other worker could take its clients.
 
-A frontend that has joined a *shared* listener has no sockets; the listener has them.
+A frontend that has joined a *shared* listener has no sockets of its own.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ _Begin = TypeVar("_Begin", bound=Listen | Join)
 
 
 class ServedFrontend(Generic[_Begin]):
-    """A frontend's endpoints and affinity bindings, for all workers."""
+    """A frontend's endpoints and affinity bindings in all workers."""
 
     def __init__(self, begin: _Begin, *, workers: int) -> None:
         self.begin: _Begin = begin
-        """The message that a worker gets first."""
+        """The message that a worker gets first for this frontend."""
         self.endpoints: SetEndpoints | None = None
         self.confirmed = False
         """Whether the workers have confirmed that they listen."""
         self._workers = workers
         self._affinity = [Affinity() for _ in range(workers)]
-        """Each worker's bindings, as last reported. The replacement of a worker gets them."""
+        """The affinity bindings of each worker, as last reported. If a worker is replaced, the new one gets them."""
 
     @property
     def serves_others(self) -> bool:
-        """Whether it is a shared listener, which has no clients of its own."""
+        """Return whether this is a shared listener, which has no clients of its own."""
         return isinstance(self.begin, Listen) and self.begin.shared
 
     def set_endpoints(self, endpoints: SetEndpoints) -> None:
-        """Record the endpoints that are sent to the workers."""
+        """Record the endpoints that were sent to the workers."""
         self.endpoints = endpoints
         for affinity in self._affinity:
             affinity.set_timeout(endpoints.affinity_timeout_s)
@@ -58,8 +59,8 @@ class ServedFrontend(Generic[_Begin]):
         self._affinity[worker].learn(bindings, now)
 
     def restore_bindings(self, bindings: Sequence[Binding], now: float) -> dict[int, RestoreBindings]:
-        """Record another process's bindings, and return the share of each worker, by the program that assigns
-        clients."""
+        """Record the bindings of another process. Return each worker's part of them, by the program that assigns
+        clients to workers."""
         shares: dict[int, list[Binding]] = {}
         for binding in bindings:
             shares.setdefault(place(binding.client, count=self._workers), []).append(binding)
@@ -68,23 +69,23 @@ class ServedFrontend(Generic[_Begin]):
         return {worker: RestoreBindings(self.begin.frontend, tuple(share)) for worker, share in shares.items()}
 
     def bindings_of(self, worker: int, now: float) -> Iterator[RestoreBindings]:
-        """Yield the bindings of a worker, as last reported."""
+        """Yield the bindings of a worker as last reported."""
         return pieces(self.begin.frontend, self._affinity[worker].bindings(now))
 
     def socket_for(self, worker: int) -> socket.socket | None:
-        """Return a worker's socket, to be sent to it and then passed to `close_sent`; None if there is none. Raise
-        OSError when the kernel refuses."""
+        """Return the socket to send to a worker, or None if there is none. Pass it to `close_sent` afterwards. Raise
+        OSError if the kernel refuses."""
         return None
 
     def close_sent(self, sock: socket.socket) -> None:
-        """Close a socket that was sent to a worker, unless it is pinned."""
+        """Close a socket that has been sent to a worker, unless it is pinned."""
 
     def close(self) -> None:
-        """Stop listening; the port stays reserved."""
+        """Stop listening. The port stays reserved."""
 
 
 class FrontendSockets(ServedFrontend[Listen]):
-    """The same of a listener, whether of one frontend or shared, and its sockets."""
+    """A listener, of one frontend or shared, with its sockets."""
 
     def __init__(self, listen: Listen, reserved: ReservedPort, *, workers: int, budget: DescriptorBudget) -> None:
         super().__init__(listen, workers=workers)
@@ -92,7 +93,7 @@ class FrontendSockets(ServedFrontend[Listen]):
         self._budget = budget
         self._pinned: list[socket.socket] = []
         self._preceding = 0
-        """Sockets that precede the pinned ones in their group."""
+        """The number of sockets that come before the pinned ones in their group."""
 
     @property
     def pinned(self) -> bool:
@@ -100,14 +101,14 @@ class FrontendSockets(ServedFrontend[Listen]):
         return bool(self._pinned)
 
     def must_pin(self, endpoints: SetEndpoints | None) -> bool:
-        """Return whether the sockets have to be pinned with these endpoints."""
+        """Return whether these endpoints require pinned sockets."""
         affinity = endpoints is not None and endpoints.affinity_timeout_s is not None
         return self._workers == 1 or affinity or self.begin.pinned or self.begin.protocol is Protocol.UDP
 
     def pin(self, *, preceding: int = 0) -> None:
-        """Open the pinned sockets, which get all new clients. `preceding` unpinned sockets listen already and will be
-        closed. The pinned ones listen at once, so a client that comes before a worker has its socket waits in the
-        queue. Raise OSError when the kernel refuses."""
+        """Open the pinned sockets, which get all new clients. `preceding` unpinned sockets are already listening and
+        will be closed. The pinned sockets listen at once, so clients wait in their queues until the workers get them.
+        Raise OSError if the kernel refuses."""
         try:
             if self._workers > 1:
                 self._reserved.share(True)
@@ -124,12 +125,12 @@ class FrontendSockets(ServedFrontend[Listen]):
             raise
 
     def assign_to_first(self) -> None:
-        """Assign all clients to the first pinned socket while the preceding sockets close. The last socket of a group
-        takes the index of each socket that closes, and only the first pinned socket keeps its own index."""
+        """Assign all clients to the first pinned socket while the preceding sockets are being closed. Each time one
+        closes, the last socket of the group gets its index. Only the first pinned socket keeps its index."""
         self._attach(first=self._preceding, count=1)
 
     def assign_by_address(self) -> None:
-        """Assign clients to the pinned sockets by address, because the preceding sockets are closed."""
+        """Assign clients to the pinned sockets by address, now that the preceding sockets are closed."""
         self._preceding = 0
         self._attach(first=0, count=len(self._pinned))
 

@@ -16,7 +16,7 @@ from kubeproxy.dataplane.workers.protocol import GarbledError
 
 
 class Adopter:
-    """Takes over what comes through one channel, until the other worker closes the channel."""
+    """Takes over the connections that arrive through one channel, until the other worker closes it."""
 
     def __init__(self, reactor: Reactor, engine: Engine, sock: socket.socket, on_end: Callable[[], None]) -> None:
         """`on_end` is called when the channel is closed."""
@@ -25,7 +25,7 @@ class Adopter:
         self._channel: Channel[Load] = Channel(sock, Load)
         self._on_end = on_end
         reactor.add(sock.fileno(), self._on_event, LEVEL)
-        # If the other worker has ended already, its last load may be in the channel.
+        # The other worker may already have ended, but its last load may still be in the channel.
         with contextlib.suppress(OSError):
             self._channel.send(Receipt(0, engine.room))
 
@@ -37,7 +37,7 @@ class Adopter:
             self._end()
 
     def _take(self, load: Load, descriptors: Sequence[int]) -> None:
-        """Take a load over: claim what it needs, send the receipt, and touch the load only then."""
+        """Take over a load: claim what it needs, send the receipt, and only then use the connections."""
         claimed: list[Frozen] = []
         refused: list[int] = []
         at = 0
@@ -57,18 +57,18 @@ class Adopter:
                 frozen.close()
             raise EOFError
         for frozen in claimed:
-            with contextlib.suppress(MemoryError):  # the others have to go on
+            with contextlib.suppress(MemoryError):  # The others have to continue.
                 self._engine.adopt(frozen)
 
     def _claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
         try:
             return self._engine.claim(state, descriptors)
-        except MemoryError:  # it stays where it is
+        except MemoryError:  # The connection stays with the sender.
             return None
 
     def _commits(self, receipt: Receipt) -> bool:
-        """Send a receipt, and return whether this process is the one that continues. It continues if the receipt is in
-        the kernel, or if the sender has died. A sender that gives up does not read any more, and leaves a byte after
+        """Send a receipt. Return whether this process has to continue the connections. That is so if the receipt is in
+        the kernel's buffer, or if the sender has died. A sender that gives up no longer reads, and leaves a byte after
         the load."""
         try:
             self._channel.send(receipt)

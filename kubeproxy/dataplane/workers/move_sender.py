@@ -1,8 +1,8 @@
-"""Hands the connections of this worker to the workers of another instance, through the channels that it was given.
+"""Moves the connections of this worker to the workers of another instance, through channels to these workers.
 
-From then on everything that this worker serves leaves as soon as it can: a connection at once, and a dial when an
-endpoint has answered. If the other instance does not take a connection, because it has no room or has ended, this
-worker serves that connection to its end.
+From then on everything leaves this worker as soon as it can: connections at once, and dials when an endpoint has
+answered. If the other instance does not accept a connection, because it has no room or has ended, this worker serves
+the connection to its end.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from kubeproxy.dataplane.workers.move_protocol import LOAD_BYTES, LOAD_DESCRIPTO
 from kubeproxy.dataplane.workers.protocol import GarbledError
 
 LOOK_S = 0.05
-"""How often the worker looks for connections that can leave by now."""
+"""How often, in seconds, the worker looks for connections that can leave now."""
 ANSWER_S = 5.0
-"""For how long a receiver may not answer. After that it counts as hung: its channel is given up, and the load stays
-here."""
+"""For how many seconds a receiver may not answer. After that it counts as hanging: its channel is closed, and this
+worker continues the connections of the load."""
 DESCRIPTORS_MAX = 6
-"""The most descriptors that a connection has: two sockets, and a pipe for each direction."""
+"""The largest number of descriptors of a connection: two sockets, and a pipe (two descriptors) for each direction."""
 FIRST_S = 1.0
-"""For how long connections are kept for a receiver that has not reported its room so far."""
+"""How many seconds to reserve connections for a receiver that has not reported its room yet."""
 FULL_S = 1.0
-"""How often a receiver without room is asked again."""
+"""How often, in seconds, a receiver without room is asked again."""
 REFUSED_S = 5.0
-"""How long a connection that a receiver has refused stays before it is tried again."""
+"""How many seconds pass until a refused connection is offered again."""
 
 
 class Way:
-    """The channel to one worker of the other instance, and the load that is on the way."""
+    """A channel to one worker of the other instance, with the load in transit."""
 
     def __init__(self, reactor: Reactor, sock: socket.socket, number: int, on_free: Callable[[], None]) -> None:
-        """`number` is that of the other worker. `on_free` is called when a load has been taken, or has come back."""
+        """`number` is the number of the other worker. `on_free` is called when a load has been accepted or returned."""
         self.number = number
         self.room = 0
         self.alive = True
         self.given = 0
-        """How many connections were sent."""
+        """How many connections were moved."""
         self.moved = 0
         self.longest_s = 0.0
-        """For how long a load was on the way at most, from before its first connection was stopped until its
+        """The longest time in seconds for which a connection was stopped: from the beginning of a load to its
         receipt."""
         self.returned: list[Movable] = []
-        """What the receiver has refused and this worker serves again. The reader clears it."""
+        """The connections that the receiver has refused and this worker serves again. The reader clears the list."""
         self.asked_at = reactor.now
-        """When the receiver was last sent something, which also asks for its room."""
+        """When something was last sent to the receiver, whose answer includes its room."""
         self._reactor = reactor
         self._channel: Channel[Receipt] = Channel(sock, Receipt)
         self._on_free = on_free
@@ -65,30 +65,30 @@ class Way:
         self._load: list[Frozen] = []
         self._began = 0.0
         self._waits = True
-        """Whether a receipt is awaited. The first one reports the room of the receiver."""
+        """Whether a receipt is expected. The first one only reports the receiver's room."""
         self._watched = LEVEL
         reactor.add(sock.fileno(), self._on_event, LEVEL)
         self._expect()
 
     @property
     def free(self) -> bool:
-        """Return whether the next load may be sent."""
+        """Return whether another load may be sent now."""
         return self.alive and not self._waits
 
     @property
     def full(self) -> bool:
-        """Return whether the receiver has no room for a connection, or takes long to report its room at all."""
+        """Return whether the receiver has no room for a connection, or has not reported its room for long."""
         if self._waits and not self._sent:
             return self._reactor.now >= self.asked_at + FIRST_S
         return self.free and self.room < DESCRIPTORS_MAX
 
     @property
     def under_way(self) -> int:
-        """Return how many connections are stopped, because they have no receipt so far."""
+        """Return how many connections are stopped because their load has no receipt yet."""
         return len(self._load)
 
     def send(self, load: list[Frozen], began: float) -> None:
-        """Send a load, which was begun at `began`. A load without connections asks for the room."""
+        """Send a load that was begun at time `began`. An empty load asks for the receiver's room."""
         self._sent += 1
         self.given += len(load)
         self._began, self.asked_at = began, self._reactor.now
@@ -100,7 +100,7 @@ class Way:
             if isinstance(error, OSError) and error.errno != errno.ETOOMANYREFS:
                 self._lose()
                 return
-            # There is no memory, or too many descriptors of this user's processes are in flight. Nothing was sent.
+            # There is no memory, or too many descriptors of this user are in transit. Nothing was sent.
             self._waits, self.room, self._load = False, 0, []
             for each in load:
                 each.thaw()
@@ -113,7 +113,7 @@ class Way:
 
         def look() -> None:
             if self.alive and self._waits and self._sent == number:
-                # The receiver cannot send a receipt from now on. A receipt that it has sent is still read.
+                # From now on the receiver cannot send a receipt. One that it has already sent can still be read.
                 self._channel.sock.shutdown(socket.SHUT_RD)
 
         self._reactor.after(ANSWER_S, look)
@@ -135,7 +135,7 @@ class Way:
                 for receipt, _ in self._channel.receive():
                     self._take(receipt)
         except MemoryError:
-            self._reactor.after(LOOK_S, lambda: self._on_event(LEVEL))  # The receipt is still in the channel.
+            self._reactor.after(LOOK_S, lambda: self._on_event(LEVEL))  # A receipt may still be in the channel.
         except (GarbledError, EOFError, OSError):
             self._lose()
 
@@ -154,21 +154,21 @@ class Way:
         self._on_free()
 
     def stop(self) -> None:
-        """Take back a load without a receipt, because this process ends: its connections are to be reset."""
+        """Take back the load without a receipt, because this process ends and its connections have to be reset."""
         if not self.alive or not self._waits:
             return
         with contextlib.suppress(OSError):
             self._channel.sock.shutdown(socket.SHUT_RD)
-        self._on_event(LEVEL)  # a receipt that has been sent
-        self._on_event(LEVEL)  # the end
+        self._on_event(LEVEL)  # Read a receipt that has already been sent.
+        self._on_event(LEVEL)  # Read the end of the channel.
 
     def _take_back(self, places: Collection[int]) -> list[Movable]:
-        """Continue the connections at these places of the load in this process, and return them."""
+        """Continue the connections at these positions of the load in this process, and return them."""
         load, self._load = self._load, []
         return [live for at, frozen in enumerate(load) if at in places and (live := frozen.thaw()) is not None]
 
     def _lose(self) -> None:
-        """Give the channel up, and continue the load that has no receipt in this process."""
+        """Close the channel, and continue the load without a receipt in this process."""
         self.alive = False
         self._reactor.remove(self._channel.sock.fileno())
         with contextlib.suppress(OSError):
@@ -176,36 +176,38 @@ class Way:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Leave a byte after the load, so that a receiver that comes late does not take this process for dead."""
+        """Leave a byte after the load. It tells a receiver that reads the load late that this process is alive and has
+        taken the load back."""
         try:
-            if self._load and not self._channel.congested:  # Otherwise the load in the channel is not complete.
+            if self._load and not self._channel.congested:  # An incomplete load in the channel cannot be used anyway.
                 self._channel.sock.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             self._reactor.after(LOOK_S, self._withdraw)
             return
         except OSError:
-            pass  # The receiver has closed, and will not come.
+            pass  # The receiver has closed, and will not read the load.
         self._channel.close()
-        self._take_back(range(len(self._load)))  # Another receiver may take them.
+        self._take_back(range(len(self._load)))  # They may be sent to another receiver.
         self._on_free()
 
 
 class Mover:
-    """Moves everything that the engine serves, until the process ends."""
+    """Moves everything that the engine serves, as long as the process lives."""
 
     def __init__(self, reactor: Reactor, engine: Engine, on_idle: Callable[[int, int, float], None]) -> None:
-        """`on_idle` is called whenever nothing more can leave at the moment. It gets how many connections have moved,
-        how many are left, and for how many seconds a connection was stopped at most."""
+        """`on_idle` is called when nothing more can leave for now, with the number of moved connections, the number of
+        remaining ones, and the longest time in seconds for which a connection was stopped."""
         self._reactor = reactor
         self._engine = engine
         self._on_idle = on_idle
         self._ways: list[Way] = []
         self._candidates: dict[int | None, deque[Movable]] = {}
-        """What can leave, by the number of the worker that is to continue. With None any worker may."""
+        """The connections that can leave, by the number of the worker that has to continue them. None means that any
+        worker may."""
         self._count = 1
-        """The number of workers of the other instance, among which UDP clients are divided."""
+        """The number of workers of the other instance, among which UDP clients are distributed."""
         self._refused: dict[Movable, float] = {}
-        """What a receiver has refused, and when."""
+        """The refused connections, each with the time of the refusal."""
         self._moved = 0
         self._longest_s = 0.0
         self._idle = False
@@ -213,14 +215,16 @@ class Mover:
 
     @property
     def under_way(self) -> int:
-        """Return how many connections are on the way. Those that are refused continue here."""
+        """Return how many connections are in transit. If they are refused, they continue here."""
         return sum(way.under_way for way in self._ways)
 
     def add(self, channels: Sequence[tuple[int, socket.socket]], count: int) -> None:
-        """Move to these workers, too. Each has its number, of `count` in all."""
+        """Also move connections to these workers, each given as its number and its channel. `count` is the number of
+        all workers of the other instance."""
         self._count = count
         added = [Way(self._reactor, sock, number, self._again) for number, sock in channels]
-        # Old workers with few connections must not all give them to the same new worker.
+        # The order is random, so that several old workers with few connections do not all send them to the same new
+        # worker.
         self._ways += random.sample(added, len(added))
         self._idle = False
         self._look()
@@ -234,12 +238,13 @@ class Mover:
         if self._ways:
             self._reactor.after(LOOK_S, self._look)
         if any(way.free and not self._for(way) for way in self._ways):
-            # What is left is for other workers, and must not keep this one from what has begun since.
+            # The remaining candidates are for other workers. Search again, because this worker may be able to take
+            # connections that have begun since.
             self._candidates.clear()
         self._again()
 
     def _step(self) -> None:
-        """Send a load on each way that is free."""
+        """Send a load to each worker that is ready for one."""
         self._scheduled = False
         for way in self._ways:
             self._refused.update(dict.fromkeys(way.returned, self._reactor.now))
@@ -259,7 +264,7 @@ class Mover:
             self._on_idle(self._moved, self._engine.open, self._longest_s)
 
     def _find(self) -> None:
-        """Find what can leave to one of the workers."""
+        """Find connections that can leave."""
         numbers = {None, *(way.number for way in self._ways)}
         self._candidates.clear()
         for each in self._engine.movable():
@@ -270,26 +275,27 @@ class Mover:
                 self._candidates.setdefault(number, deque()).append(each)
 
     def _forget_refused(self) -> None:
-        """Forget refusals of connections that have ended, or that are old enough for another try."""
+        """Forget refusals of connections that have ended or may be offered again."""
         movable, since = set(self._engine.movable()), self._reactor.now - REFUSED_S
         self._refused = {each: at for each, at in self._refused.items() if at > since and each in movable}
 
     def stop(self) -> None:
-        """Take back what is under way, because this process ends."""
+        """Take back the loads in transit, because this process ends."""
         for way in self._ways:
             way.stop()
 
     def _for(self, way: Way) -> deque[Movable] | None:
-        """Return what can leave to this worker."""
+        """Return the candidates for this worker, or None if there are none."""
         return self._candidates.get(way.number) or self._candidates.get(None)
 
     def _part(self, way: Way, count: int) -> int:
-        """Return how many of the connections that any worker may have go this way, so that all get as many."""
+        """Return how many of the `count` connections that any worker may continue go to this worker, so that all get
+        equal numbers."""
         ways = [each for each in self._ways if each is way or not each.full]
         return -(-(sum(each.given for each in ways) + count) // len(ways)) - way.given
 
     def _send(self, way: Way) -> bool:
-        """Send a load, and return whether there was anything to send."""
+        """Send a load. Return whether there was anything to send."""
         candidates = self._for(way)
         if not candidates:
             return False

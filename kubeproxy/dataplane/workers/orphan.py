@@ -1,22 +1,23 @@
-"""An orphaned worker: its control process has ended, so it keeps serving and looks for the new owner of the node.
+"""An orphaned worker: its control process has ended, so the worker keeps serving and looks for the new owner of the
+node.
 
 Each control process listens on an abstract Unix socket (`kubeproxy.daemon.takeover.control_socket`); only the owner
-answers an orphaned worker. The worker connects and introduces itself, with a socket for the owner to prove
-CAP_NET_ADMIN on (`peer_capability`). It obeys an owner that has given that proof: it retires, and before, the owner may
-ask for session affinity::
+answers an orphaned worker. The worker connects and introduces itself, and sends a socket by which the owner has to
+prove CAP_NET_ADMIN (`peer_capability`). After the proof the worker obeys the owner: finally it retires, and before that
+it may be asked for session affinity bindings and connections::
 
     worker   {"type": "orphan", "protocol": 2, "pid": 4711, "run": "...", "moves": 2, …}
-    owner    {"type": "show"}                                with a version of what moves in common
-    worker   {"type": "shown"}                                 and the marker of its run
+    owner    {"type": "show"}                                if both support a common version of moves
+    worker   {"type": "shown"}                               with the marker of its run
     owner    {"type": "recall"}                              any number of times, with equal protocol versions
     worker   {"type": "bindings", "bound": [...]}            any number
     worker   {"type": "done", "request": "recall"}
-    owner    {"type": "move", "workers": [0, 1], "count": 2, …}   and a socket to each; only if the marker is signed
+    owner    {"type": "move", "workers": [0, 1], "count": 2, …}   with a socket to each; only if the marker is signed
     worker   {"type": "moved", "moved": 20, "left": 0}
     owner    {"type": "retire"}
 
-A worker whose control process lives does the same when that process has handed over to another one
-(`protocol.MoveTo`): then it knows the owner's name.
+A worker whose control process is alive does the same when that process has handed over to another one
+(`protocol.MoveTo`). In this case it knows the owner's name.
 
 Without an owner the worker retires after its grace period.
 """
@@ -57,27 +58,27 @@ from kubeproxy.runtime.abstract_sockets import listening, uid_of
 from kubeproxy.runtime.peer_capability import Purpose
 
 LOOK_S = 0.25
-"""How often the worker looks for an owner. Each look costs one system call."""
+"""How often, in seconds, the worker looks for an owner. A look costs one system call."""
 TURN_S = 10.0
-"""For how long the worker waits for one owner if there is another name to ask."""
+"""For how many seconds the worker waits for an owner if there is another name to try."""
 
 
 class Marker:
-    """The marker of this run, which the control process has bound, signed and left to its workers."""
+    """The marker of this run. The control process has bound and signed it, and the workers inherit it."""
 
     def __init__(self, sock: socket.socket | None = None) -> None:
-        """`sock` is None if there is no marker. Then no connection moves from this worker."""
+        """`sock` is None if there is no marker. Then connections of this worker cannot move."""
         self._sock = sock
         self.run = "" if sock is None else sock.getsockname().decode().rpartition("/")[2]
 
     def show(self, to: socket.socket) -> None:
-        """Send the marker to an owner. Raise OSError when the connection has ended, or cannot take the marker now."""
+        """Send the marker to an owner. Raise OSError if the connection has ended, or cannot take the marker now."""
         rights = array.array("i", [] if self._sock is None else [self._sock.fileno()])
         to.sendmsg([encode(Shown())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else [])
 
 
 class Orphan:
-    """The search of one worker for an owner, from its creation on. It calls `retire` once, at the end."""
+    """The search of one worker for an owner. It starts at once, and calls `retire` once at the end."""
 
     def __init__(
         self,
@@ -90,13 +91,13 @@ class Orphan:
         move: Callable[[Move, Sequence[int]], None],
         retire: Callable[[], None],
     ) -> None:
-        """`owner_prefix` is how owners' names begin, without the leading NUL; it is empty if there is no owner.
-        `bindings` returns the session affinity bindings, in parts. `move` is called with the owner's request and its
-        descriptors."""
+        """`owner_prefix` is the prefix of owners' names, without the leading NUL, or empty if there is no owner.
+        `bindings` returns the session affinity bindings in parts. `move` is called with the owner's request and the
+        descriptors that came with it."""
         self._reactor = reactor
         self._prefix = owner_prefix
         self._tried: set[str] = set()
-        """Names that the worker has connected to."""
+        """The names to which the worker has already connected."""
         self._turn = 0
         self._challenge: peer_capability.Challenge | None = None
         self._marker = marker
@@ -105,12 +106,12 @@ class Orphan:
         self._bindings = bindings
         self._move = move
         self._moves = False
-        """Whether this owner has connections move."""
+        """Whether this owner has asked to move connections."""
         self._retire: Callable[[], None] | None = retire
         self._owner: socket.socket | None = None
         self._received = b""
         self._lines: Iterator[bytes] = iter(())
-        """Lines to send after `_unsent`."""
+        """The lines to send after those in `_unsent`."""
         self._unsent = b""
         self._look()
 
@@ -123,8 +124,8 @@ class Orphan:
             self._reactor.after(LOOK_S, self._look)
 
     def _connect(self) -> bool:
-        """Connect to the oldest name that was not tried yet, because the owner is older than instances that wait to
-        take over."""
+        """Connect to the oldest name that has not been tried. (The owner is older than instances that wait to take
+        over.)"""
         name = self._next_name()
         if name is None:
             return False
@@ -162,7 +163,7 @@ class Orphan:
         return min(names - self._tried or names, default=None)
 
     def _end_turn(self, turn: int) -> None:
-        """End the owner's turn if there is another name to try."""
+        """Stop waiting for an owner if there is another name to try."""
         if self._owner is None or turn != self._turn or self._retire is None:
             return
         if self._next_name() in self._tried:
@@ -204,7 +205,8 @@ class Orphan:
             self._move(moves[0], descriptors)
             descriptors = []
         elif any(isinstance(request, Show) for request in requests):
-            with contextlib.suppress(OSError):  # The owner ends the connection, and the worker comes again.
+            # The owner will close the connection, and the worker will connect again.
+            with contextlib.suppress(OSError):
                 self._marker.show(self._owner)
         elif any(isinstance(request, Recall) for request in requests):
             self._lines = _answer(self._bindings())
@@ -213,14 +215,14 @@ class Orphan:
             os.close(descriptor)
 
     def moved(self, moved: Moved) -> None:
-        """Tell the owner that all that can move has moved, if it has asked for that."""
+        """Tell the owner that everything that can move has moved, if it has asked for that."""
         if not self._moves:
             return
         self._lines = chain(self._lines, [encode(moved)])
         self._send()
 
     def _send(self) -> None:
-        """Send as much as fits, and the rest when there is room."""
+        """Send as much as the socket accepts, and the rest when it is writable."""
         if self._owner is None:
             return
         try:
@@ -230,26 +232,26 @@ class Orphan:
                 self._unsent = self._unsent[sent:] or next(self._lines, b"")
         except BlockingIOError:
             pass
-        except (OSError, MemoryError):  # recv reports the end of the connection
+        except (OSError, MemoryError):  # recv will report the end of the connection.
             self._unsent, self._lines = b"", iter(())
         self._reactor.watch(self._owner.fileno(), LEVEL | (select.EPOLLOUT if self._unsent else 0))
 
     def _end(self) -> None:
-        # The connection stays open until this process ends, because the owner waits for its end.
+        # The connection stays open until this process exits, because the owner waits for its end.
         retire, self._retire = self._retire, None
         if retire is not None:
             retire()
 
 
 def _answer(bindings: Iterable[RestoreBindings | None]) -> Iterator[bytes]:
-    """Yield the lines of the answer to `Recall`."""
+    """Yield the lines that answer `Recall`."""
     for part in filter(None, bindings):
         yield encode(Bindings(part))
     yield encode(Done("recall"))
 
 
 def _decode(line: bytes) -> Retire | Show | Recall | Move | None:
-    """Return the owner's request, or None for another text, which is ignored."""
+    """Return the owner's request, or None for anything else, which is ignored."""
     try:
         return decode(line, FOR_ORPHANS)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A worker as the control process sees it: its child process and its channel."""
+"""A worker as seen by the control process: its child process and its channel."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from kubeproxy.model import FrontendName
 from kubeproxy.runtime.child_process import ChildProcess
 
 BEAT_S = 1.0
-"""How often the control process checks that a worker still sends. A worker sends its status once a second."""
+"""How often, in seconds, the control process checks that a worker has sent something. A worker sends its status once a
+second."""
 SILENT_BEATS = 5
-"""The number of beats without a message after which a worker is killed and replaced. It is stopped, or hangs, and the
-clients that the kernel assigns to it wait in vain. Beats are counted and not seconds, so that no time counts while the
-control process itself is stopped."""
+"""After this many beats without a message, a worker is killed and replaced. It is stopped or hangs, and the clients
+that the kernel assigns to it wait in vain. Beats are counted instead of seconds, because beats stop while the control
+process itself is stopped."""
 REPLY_BEATS = 30
-"""The number of beats after which a worker that sends its status, but has not replied, is killed."""
+"""After this many beats, a worker that sends its status but has not replied to a request is killed."""
 READ_AGAIN_S = 0.1
-"""For how long a channel is not read after a MemoryError."""
+"""For how many seconds a channel is not read after a MemoryError."""
 
 
 def command(fd: int, *, number: int, counts_fd: int, marker: int | None, owner_prefix: str) -> list[str]:
@@ -54,10 +55,11 @@ class WorkerProcess:
     def __init__(
         self, number: int, make_command: Callable[[int], Sequence[str]], *, inherit: Sequence[int] = ()
     ) -> None:
-        """`make_command` returns the command line for a descriptor. Raise OSError when the process cannot start."""
+        """Start the process. `make_command` returns the command line for a descriptor. Raise OSError if the process
+        cannot start."""
         self.number = number
         self.unsent: dict[FrontendName, None] = {}
-        """The frontends that a new worker has yet to be sent."""
+        """The frontends that still have to be sent to a new worker."""
         self.in_service = False
         """Whether the worker has applied the full state."""
         self.open = 0
@@ -65,17 +67,17 @@ class WorkerProcess:
         self.counters: dict[FrontendName, Counters] = {}
         """The counters, as last reported."""
         self.bindings: list[RestoreBindings] = []
-        """The affinity bindings that were reported. The reader clears them."""
+        """The affinity bindings reported so far. The reader clears the list."""
         self._forgotten: dict[FrontendName, int] = {}
-        """The removed frontends, each with the number of the last request that may still bring its counters, in that
-        order."""
+        """The removed frontends, each with the number of the last request whose reply may still contain its counters,
+        ordered by that number."""
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[str] = self._loop.create_future()
         self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
         self._number = 0
         self._silent = 0
-        """The number of beats since its last report."""
+        """The number of beats since the worker's last report."""
         self._has_reported = False
         self._writing = False
         self._process = ChildProcess(make_command, inherit=inherit)
@@ -91,8 +93,8 @@ class WorkerProcess:
     def request(
         self, make: Callable[[int], Request], sockets: Sequence[socket.socket] = ()
     ) -> asyncio.Future[Reply | None]:
-        """Send a request with sockets, and return the reply, or None if the worker stops. `make` gets the request's
-        number and returns the request. The caller may close the sockets when this returns."""
+        """Send a request with sockets. The result is the reply, or None if the worker stops. `make` is called with the
+        request's number and returns the request. The caller may close the sockets when this method returns."""
         future: asyncio.Future[Reply | None] = self._loop.create_future()
         self._number += 1
         request = make(self._number)
@@ -105,7 +107,7 @@ class WorkerProcess:
             self._channel.send(request, [sock.fileno() for sock in sockets])
         except OSError as error:
             self._end(f"channel failed: {error.strerror or error}")
-        except MemoryError:  # The request was not sent, and so gets no reply.
+        except MemoryError:  # The request was not sent, so there will be no reply.
             del self._pending[self._number]
             raise
         else:
@@ -113,15 +115,15 @@ class WorkerProcess:
         return future
 
     def forget(self, name: FrontendName) -> None:
-        """Remove a frontend's counters, and ignore those in replies to requests sent so far.
+        """Remove a frontend's counters, and ignore those in replies to requests that were already sent.
 
-        The frontend may be served anew later. The next request has to remove it from the worker."""
+        The same frontend may be served again later. The next request must remove it from the worker."""
         self.counters.pop(name, None)
         self._forgotten.pop(name, None)
         self._forgotten[name] = self._number
 
     def kill(self, reason: str) -> None:
-        """Kill the process, for `reason` if this is the first reason."""
+        """Kill the process. The reason of the first call is kept."""
         self._process.kill(reason)
 
     def _beat(self) -> None:
@@ -166,7 +168,7 @@ class WorkerProcess:
             self._end("")
         except OSError as error:
             self._end(f"channel failed: {error.strerror or error}")
-        except MemoryError:  # The worker is alive. This process lacks the memory to read its report.
+        except MemoryError:  # The worker is alive, but this process lacks the memory to read its report.
             self._silent = 0
             self._loop.remove_reader(self._channel.sock)
             self._loop.call_later(READ_AGAIN_S, self._read_again)
@@ -194,14 +196,14 @@ class WorkerProcess:
         if isinstance(report, BindingsReply) and report.bindings is not None:
             self.bindings.append(report.bindings)
             return
-        if not isinstance(report, DrainReply | MoveReply):  # All other replies come in the order of the requests.
+        if not isinstance(report, DrainReply | MoveReply):  # All other replies are in the order of the requests.
             for name in list(takewhile(lambda name: self._forgotten[name] < report.number, self._forgotten)):
                 del self._forgotten[name]
         if (pending := self._pending.pop(report.number, None)) is not None:
             pending.resolve(report)
 
     def _end(self, reason: str) -> None:
-        """Note that the channel is over. The process is over as well, or will be soon."""
+        """Record that the channel has ended. The process has ended, too, or will soon."""
         if self._channel is None:
             return
         self._beating.cancel()
@@ -224,7 +226,7 @@ class WorkerProcess:
 
 
 class _Pending:
-    """A request that has no reply yet. A patient one has no time limit."""
+    """A request without a reply so far. If it is patient, it has no time limit."""
 
     __slots__ = ("_future", "beats", "patient")
 
@@ -239,7 +241,7 @@ class _Pending:
 
 
 async def all_reaped(workers: Iterable[WorkerProcess], *, within_s: float) -> None:
-    """Wait until the workers' processes have exited, and kill those that take longer than `within_s`."""
+    """Wait until the workers' processes have exited. Kill those that take longer than `within_s` seconds."""
     waiting = [worker.reaped for worker in workers]
     if waiting and (late := (await asyncio.wait(waiting, timeout=within_s))[1]):
         for worker in workers:

@@ -1,7 +1,7 @@
 """The protocol between the control process and a worker: messages and their bytes.
 
-A frame has a header (the length of the body, and the number of descriptors that travel beside it) and a body in
-MessagePack, which is one request or one reply. Requests are numbered, and each gets one reply with its number. A worker
+A frame has a header (the length of the body, and the number of descriptors sent with the frame) and a body in
+MessagePack, which is one request or one reply. Each request has a number, and its reply has the same number. A worker
 replies in the order of the requests, except to `Drain` and `MoveTo`, whose replies wait for connections. A `Heartbeat`
 is sent without a request, and has no number.
 """
@@ -24,23 +24,24 @@ from kubeproxy.model.errors import KubeproxyError
 
 HEADER = struct.Struct("!IH")
 BODY_LIMIT = 64 << 20
-"""The longest body in bytes; a longer one is garbage. The counters of ten thousand frontends take two million."""
+"""The largest body in bytes; a larger one is an error. The counters of ten thousand frontends take two million
+bytes."""
 DESCRIPTORS_LIMIT = 253
-"""The largest number of descriptors that the kernel passes at once (SCM_MAX_FD in net/scm.h)."""
+"""The largest number of descriptors that the kernel passes at once (SCM_MAX_FD, net/scm.h)."""
 ROOM_BYTES = 128 << 10
-"""The size of the receive buffer. Most frames are far shorter. For a longer one the buffer grows."""
+"""The initial size of the receive buffer in bytes. Most frames are far shorter. The buffer grows for a longer one."""
 
 
 class GarbledError(KubeproxyError):
-    """The other side of the channel sent an invalid frame."""
+    """Raised if the other side of the channel sent an invalid frame."""
 
 
-# From the control process.
+# Requests of the control process.
 
 
 class Apply(Struct, frozen=True, tag=True, array_like=True):
-    """Apply messages in order. The reply is `DoneReply`. Each `Listen` comes with a socket, in the same order. A
-    `Listen` for a frontend that is served already adds a new socket; the previous one stays open until
+    """Apply messages in order. The reply is `DoneReply`. The request comes with a socket for each `Listen`, in the same
+    order. A `Listen` for a frontend that is already served adds a new socket; the previous one stays open until
     `ClosePrevious`."""
 
     number: int
@@ -55,7 +56,7 @@ class ClosePrevious(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Topic(StrEnum):
-    """The subject of a `Query`, and the kind of its reply."""
+    """What a `Query` asks for, and the kind of its reply."""
 
     COUNTERS = "counters"
     WORKER_STATUS = "worker_status"
@@ -66,7 +67,8 @@ class Topic(StrEnum):
 
 
 class Query(Struct, frozen=True, tag=True, array_like=True):
-    """Report counters, status, ejected endpoints, finished connections, affinity bindings or what is open.
+    """Report counters, status, ejected endpoints, finished connections, affinity bindings, or numbers of open
+    connections.
 
     The reply is `CountersReply`, `WorkerStatusReply`, `EjectedReply`, `EndedReply`, `BindingsReply` or `OpenReply`."""
 
@@ -75,7 +77,7 @@ class Query(Struct, frozen=True, tag=True, array_like=True):
 
 
 class PreviewRequest(Struct, frozen=True, tag=True, array_like=True):
-    """Report the endpoints that a client's next connection would try. The reply is `PreviewReply`."""
+    """Report the endpoints that the next connection of a client would try. The reply is `PreviewReply`."""
 
     number: int
     frontend: FrontendName
@@ -91,21 +93,22 @@ class OpenToRequest(Struct, frozen=True, tag=True, array_like=True):
 
 
 class StopAccepting(Struct, frozen=True, tag=True, array_like=True):
-    """Accept the clients already queued, then close all listeners. The reply is `DoneReply`."""
+    """Accept the clients that are already queued, and then close all listeners. The reply is `DoneReply`."""
 
     number: int
 
 
 class Drain(Struct, frozen=True, tag=True, array_like=True):
-    """Wait at most `grace_s` seconds for the end of the connections that are open now. The reply is `DrainReply`."""
+    """Wait until the connections that are open now have ended, for at most `grace_s` seconds. The reply is
+    `DrainReply`."""
 
     number: int
     grace_s: float
 
 
 class MoveTo(Struct, frozen=True, tag=True, array_like=True):
-    """Move all connections to the workers of the instance at that control socket. The reply is `MoveReply`. Connections
-    that begin later, or could not move yet, follow by themselves as soon as they can."""
+    """Move all connections to the workers of the instance with this control socket. The reply is `MoveReply`.
+    Connections that begin later, or cannot move yet, follow by themselves as soon as they can."""
 
     number: int
     successor: str
@@ -113,7 +116,8 @@ class MoveTo(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Adopt(Struct, frozen=True, tag=True, array_like=True):
-    """Take over the connections that come through this channel, which is a descriptor. The reply is `DoneReply`."""
+    """Take over the connections that arrive through this channel, which is sent as a descriptor. The reply is
+    `DoneReply`."""
 
     number: int
 
@@ -124,11 +128,11 @@ class Exit(Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
-# From a worker.
+# Replies and reports of a worker.
 
 
 class DoneReply(Struct, frozen=True, tag=True, array_like=True):
-    """A request is completed. The reply has the failures by frontend."""
+    """Tells that a request is completed, with the failures by frontend."""
 
     number: int
     open: int
@@ -137,8 +141,8 @@ class DoneReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class CountersReply(Struct, frozen=True, tag=True, array_like=True):
-    """The counters that have changed since the last report. With `more`, another reply with the same number follows,
-    and only the last one completes the request."""
+    """The counters that have changed since the last report. If `more` is true, another reply with the same number
+    follows; the last one completes the request."""
 
     number: int
     open: int
@@ -155,7 +159,7 @@ class WorkerStatusReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class EjectedReply(Struct, frozen=True, tag=True, array_like=True):
-    """The ejected endpoints by frontend."""
+    """The ejected endpoints, by frontend."""
 
     number: int
     open: int
@@ -163,7 +167,7 @@ class EjectedReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class EndedReply(Struct, frozen=True, tag=True, array_like=True):
-    """The connections finished since the last such query."""
+    """The connections that have ended since the last query."""
 
     number: int
     open: int
@@ -179,7 +183,7 @@ class PreviewReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenToReply(Struct, frozen=True, tag=True, array_like=True):
-    """The open connections, dials and UDP sessions by address, without zeros."""
+    """The number of open connections, dials and UDP sessions by address. Addresses without any are left out."""
 
     number: int
     open: int
@@ -187,7 +191,7 @@ class OpenToReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpenReply(Struct, frozen=True, tag=True, array_like=True):
-    """The number of open connections and sessions to each endpoint, by frontend, without zeros."""
+    """The number of open connections and sessions by frontend and endpoint. Endpoints without any are left out."""
 
     number: int
     open: int
@@ -195,8 +199,8 @@ class OpenReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
-    """The affinity bindings made or used since the last such query. Several replies with one number may follow each
-    other. The last of them has None and completes the request."""
+    """The affinity bindings used since the last query. Several replies with the same number may follow each other. The
+    last one has None and completes the request."""
 
     number: int
     open: int
@@ -204,7 +208,7 @@ class BindingsReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class DrainReply(Struct, frozen=True, tag=True, array_like=True):
-    """The number of connections that are left after a drain."""
+    """The number of connections left after a drain."""
 
     number: int
     open: int
@@ -212,8 +216,8 @@ class DrainReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class MoveReply(Struct, frozen=True, tag=True, array_like=True):
-    """Everything that can move has moved, or the successor cannot be reached. The reply has the numbers moved, and left
-    here."""
+    """Tells that everything that can move has moved, or that the successor cannot be reached. It has the numbers of
+    moved and of remaining connections."""
 
     number: int
     open: int
@@ -222,7 +226,8 @@ class MoveReply(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Heartbeat(Struct, frozen=True, tag=True, array_like=True):
-    """Sent regularly without a request. It shows that the worker is alive, and has the open connections."""
+    """A message that a worker sends regularly without a request. It shows that the worker is alive, and has its number
+    of open connections."""
 
     open: int
 
@@ -250,7 +255,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame, descriptors: int = 0) -> bytes:
-    """Return a frame as bytes. `descriptors` travel beside it."""
+    """Return a frame as bytes. `descriptors` is the number of descriptors sent with it."""
     body = _encoder.encode(frame)
     return HEADER.pack(len(body), descriptors) + body
 
@@ -258,30 +263,30 @@ def encode(frame: Frame, descriptors: int = 0) -> bytes:
 class Decoder(Generic[F]):
     """Decodes received bytes into frames of one direction, each with the number of its descriptors.
 
-    The bytes are received into `room`, which is allocated from the start, and stay there until they are decoded. So no
-    byte is lost when there is no memory for a decoded frame."""
+    Bytes are received into `room`, which is allocated in advance, and stay there until they are decoded. So no byte is
+    lost if there is no memory for a decoded frame."""
 
     def __init__(self, kind: object) -> None:
         """`kind` is `Request` or `Report`."""
         self._decoder: msgspec.msgpack.Decoder[F] = msgspec.msgpack.Decoder(kind)
         self._buffer = bytearray(ROOM_BYTES)
         self._start = self._end = 0
-        """The bytes in the buffer that are not decoded."""
+        """The part of the buffer with bytes that are not decoded yet."""
 
     @property
     def room(self) -> memoryview:
-        """Return the memory for the next bytes. It is never empty when `frames` is exhausted."""
+        """Return the memory for the next bytes. It is not empty once `frames` has been exhausted."""
         return memoryview(self._buffer)[self._end :]
 
     @property
     def left(self) -> int:
-        """Return the number of bytes that are not decoded."""
+        """Return the number of bytes that are not decoded yet."""
         return self._end - self._start
 
     def frames(self, arrived: int) -> Iterator[tuple[F, int]]:
-        """Yield the frames that are complete with `arrived` more bytes in `room`. Raise MemoryError when there is no
-        memory for the next frame or for more room; the next call continues. Raise GarbledError for an invalid frame,
-        after which nothing can be decoded."""
+        """Yield the frames that are complete once `arrived` bytes have been received into `room`. Raise MemoryError if
+        there is no memory for the next frame or a larger buffer; the next call continues there. Raise GarbledError for
+        an invalid frame; nothing can be decoded after that."""
         self._end += arrived
         while (size := self._next_size()) <= self._end - self._start:
             frame, descriptors = self._decode(self._start + HEADER.size, size - HEADER.size)
@@ -290,7 +295,7 @@ class Decoder(Generic[F]):
         self._make_room(size)
 
     def _next_size(self) -> int:
-        """Return the size of the next frame, or of its header as long as that is incomplete."""
+        """Return the size of the next frame, or of a header if the header is incomplete."""
         if self._end - self._start < HEADER.size:
             return HEADER.size
         length, descriptors = HEADER.unpack_from(self._buffer, self._start)
@@ -307,8 +312,8 @@ class Decoder(Generic[F]):
             raise GarbledError(f"not a frame: {error}") from error
 
     def _make_room(self, size: int) -> None:
-        """Make the buffer longer if it is full and the frame of `size` bytes is not complete, or short again after a
-        longer frame. It never has more than twice the bytes that have arrived, whatever a header announces."""
+        """Enlarge the buffer if it is full and the frame of `size` bytes is incomplete, or shrink it again after a long
+        frame. Whatever a header announces, the buffer is never larger than twice the bytes that have arrived."""
         rest, buffer = self._end - self._start, self._buffer
         if rest == len(buffer):
             buffer = bytearray(min(size, 2 * rest))

@@ -1,6 +1,6 @@
 """Keeps a number of worker processes running.
 
-A worker that exits is replaced; after repeated exits the replacement is delayed exponentially."""
+A worker that exits is replaced. If workers exit repeatedly, the delay before the replacement grows exponentially."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.runtime.tasks import TaskSet
 
 START_S = 10.0
-"""For how long `until_served` waits for the first worker to be in service."""
+"""How many seconds `until_served` waits for the first worker to be in service."""
 STEADY_S = 60.0
-"""The time after which a running worker resets the delay. Deaths within this time count for `problem`."""
+"""A worker that has run for this many seconds resets the delay. Deaths within this time count for `problem`."""
 DEATHS = 3
-"""The number of deaths within `STEADY_S` that are a problem."""
+"""The number of deaths within `STEADY_S` that count as a problem."""
 PAUSE_FIRST_S, PAUSE_LIMIT_S = 0.1, 10.0
-"""The delay of the replacement at the second death in a row, and the longest delay. At the first death there is
-none."""
+"""The delay in seconds before the replacement after the second death in a row, and the longest delay. After the first
+death there is no delay."""
 END_S = 3.0
-"""For how long workers may take to exit at the shutdown."""
+"""How many seconds workers may take to exit at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """The unexpected end of a worker."""
+    """Describes the unexpected end of a worker."""
 
     number: int
     pid: int | None
@@ -53,34 +53,36 @@ class Supervisor:
         on_end: Callable[[WorkerEnd], None],
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
-        """This is to be called inside a running event loop. The workers start at once. `command` returns the command
-        line for a worker number and the descriptor of its channel. `inherit` has further descriptors that stay open in
-        the worker. `initialize` sends a new worker the full state and returns its failure; None means that the worker
-        is in service, or has stopped. `on_stopped` is called for each worker removed from `workers`, `on_end` for each
-        that ended unexpectedly, and `on_crash` for internal errors (see `TaskSet`)."""
+        """Start the workers. Call this in a running event loop.
+
+        `command` returns the command line for a worker's number and the descriptor of its channel. `inherit` has
+        further descriptors that stay open in the worker. `initialize` sends a new worker the full state, and returns
+        its failure, or None if the worker is in service or has stopped. `on_stopped` is called for each worker that is
+        removed from `workers`, `on_end` for each that ended unexpectedly, and `on_crash` for internal errors (see
+        `TaskSet`)."""
         self.workers: dict[int, WorkerProcess] = {}
-        """The running workers by number, including those that are not in service yet."""
+        """The running workers by number. Some may not be in service yet."""
         self.restarts = 0
-        """The number of workers that were started as replacements."""
+        """How many workers were started as replacements."""
         self._command = command
         self._inherit = tuple(inherit)
         self._initialize = initialize
         self._on_stopped = on_stopped
         self._on_end = on_end
         self._leavers: set[WorkerProcess] = set()
-        """The workers that accept no more clients and are not reaped yet."""
+        """The workers that no longer accept clients but have not exited yet."""
         self._serving = asyncio.Event()
-        """Set while a worker is in service."""
+        """Set while any worker is in service."""
         self._deaths: deque[tuple[float, WorkerEnd]] = deque(maxlen=DEATHS)
         self._over = asyncio.Event()
-        """Set when no worker is started any more."""
+        """Set when no more workers will be started."""
         self._tasks = TaskSet(on_crash)
         for number in range(count):
             self._tasks.start(self._keep(number), name=f"worker {number}")
 
     @property
     def problem(self) -> str | None:
-        """Return why workers do not serve. Return None if they do, or if a single one has died."""
+        """Return why workers do not serve. Return None if they do, or if only a single one has died."""
         if len(self._deaths) < DEATHS or asyncio.get_running_loop().time() - self._deaths[0][0] > STEADY_S:
             return None
         last = self._deaths[-1][1]
@@ -88,12 +90,12 @@ class Supervisor:
 
     @property
     def open_connections(self) -> int:
-        """Return the open connections of all workers, including those that are not reaped yet. The number is at most a
+        """Return the number of open connections of all workers, including those that are about to exit. It is at most a
         second old."""
         return sum(worker.open for worker in (*self.workers.values(), *self._leavers))
 
     async def until_served(self) -> None:
-        """Wait until a worker is in service, or the shutdown has begun. Raise KernelError after `START_S`."""
+        """Wait until a worker is in service, or the shutdown has begun. Raise KernelError after `START_S` seconds."""
         if self._serving.is_set() or self._over.is_set():
             return
         try:
@@ -110,7 +112,7 @@ class Supervisor:
         )
 
     async def _keep(self, number: int) -> None:
-        """Keep the worker of one number running."""
+        """Keep a worker with this number running, by replacing it when it ends."""
         loop = asyncio.get_running_loop()
         pause_s = 0.0
         while not self._over.is_set():
@@ -133,7 +135,7 @@ class Supervisor:
             pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_LIMIT_S)
 
     async def _tend(self, worker: WorkerProcess) -> str:
-        """Bring a worker into service, wait for its end, and return the reason of the end."""
+        """Bring a worker into service, and wait until it ends. Return the reason of its end."""
         self.workers[worker.number] = worker
         try:
             if (failure := await self._initialize(worker)) is not None:
@@ -157,7 +159,7 @@ class Supervisor:
                 worker.kill("no longer needed")
 
     async def close(self) -> None:
-        """End all workers at once. Return when their processes have exited."""
+        """Stop all workers at once. Return when their processes have exited."""
         self._over.set()
         every_worker = [*self.workers.values(), *self._leavers]
         for worker in self.workers.values():
