@@ -202,7 +202,7 @@ class Daemon(Owner):
         """Do what can wait until clients are served.
 
         Rules that another adapter left behind would still redirect clients, so they are removed. The settings of
-        connection tracking are made now, because they exist only once rules use it.
+        connection tracking are applied now, because they exist only once rules use it.
         """
         ours, host_facts = self._kernel.netfilter.name, self._kernel.host_facts
         await self._control_plane.proxier.serving.wait()

@@ -27,7 +27,7 @@ def own_ports(configuration: Configuration) -> int:
         try:
             first, last = map(int, PORT_RANGE.read_text().split())
         except (OSError, ValueError):
-            first, last = 32768, 60999  # This is the kernel's default.
+            first, last = 32768, 60999  # the kernel's default range
         ports = (last - first + 1) // 2
     return most(descriptors, workers, ports)
 

@@ -32,7 +32,7 @@ class Drains:
         self._slices: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
         """The slices of each of these Services, with the draining endpoints marked."""
         self._states: dict[ServiceName, DrainState] = {}
-        """The last state of the requests of each Service for which they were in effect."""
+        """For each Service whose requests have been in effect, the state that was reported last."""
         self._undetermined: dict[ServiceName, None] = {}
         """The Services that have changed since their requests were last in effect."""
         self._expiries = Expiries()

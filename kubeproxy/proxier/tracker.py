@@ -99,7 +99,7 @@ class Tracker:
         """The Node object of this node. None means that it is unknown or, if `node_known` is true, that it does not
         exist."""
         self.node_known = False
-        """Whether a source has told us about the Node object, or that there is none."""
+        """Whether a source has reported the Node object, or that it does not exist."""
         self.service_changes = ChangeCounter()
         self.slice_changes = ChangeCounter()
 

@@ -241,8 +241,8 @@ class Guardian:
         renew_at, programmed_at = 0.0, self._programmed_at()
         while True:
             process = self._process
-            # A transaction that recreates the table, as after a change by another program, fills the set for three
-            # seconds.
+            # A transaction that recreates the table, as after a change by another program, also adds the `alive`
+            # element, for three seconds.
             changed, programmed_at = programmed_at != self._programmed_at(), self._programmed_at()
             if process is None or process.group is None or not process.well:
                 self._set_alive(False, anyway=changed)

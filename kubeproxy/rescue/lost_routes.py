@@ -55,7 +55,7 @@ class LostRoutes:
         """Return up to `at_most` endpoints that have no route, or whose former route was removed."""
         # The kernel announces a link before it removes the link's routes, so `more` is used one call later.
         more, (prefixes, self._more) = self._more, self._watch.look()
-        # A sweep goes on to its end, so that links that go all the time keep no endpoint from its turn.
+        # A sweep is never restarted, so that every endpoint gets its turn even if links are removed all the time.
         self._again = self._again or more
         if prefixes:
             self._lost.update(dict.fromkeys(self._ejector.endpoints_in(prefixes)))

@@ -178,7 +178,7 @@ class Resends:
 
     @property
     def next_at(self) -> float | None:
-        """Return when `due` or `late_reports` has something next, or None if nothing is scheduled."""
+        """Return when the next SYN or report is due, or None if nothing is scheduled."""
         times = [*(it.until for it in islice(self._awaited, 1)), *(at for at, *_ in self._scheduled[:1])]
         return min([*times, *self._unreported.values()], default=None)
 

@@ -34,7 +34,7 @@ _BLACKHOLE, _UNREACHABLE, _PROHIBIT = 6, 7, 8  # RTN_*
 
 Prefix = IPv4Network | IPv6Network
 _LISTED = 4096
-"""How many addresses of prefixes are listed, so that others are compared as text."""
+"""How many addresses of small prefixes `within` expands to a set of texts. Larger prefixes are compared as numbers."""
 
 
 class Lost(NamedTuple):
@@ -95,10 +95,9 @@ def hides_losses(data: bytes) -> bool:
 
 
 def within(prefixes: Collection[Prefix]) -> Container[Address]:
-    """Return the addresses that are within prefixes.
+    """Return a container of all addresses within these prefixes.
 
-    To ask for one address takes some 50 ns if the prefixes together have few addresses, as those of pods and nodes,
-    and 1 µs otherwise.
+    Testing an address takes some 50 ns if the prefixes are small, as those of pods and nodes are, and otherwise 1 µs.
     """
     hosts: set[Address] = set()
     wide: dict[int, dict[int, set[int]]] = {4: {}, 6: {}}
@@ -112,10 +111,10 @@ def within(prefixes: Collection[Prefix]) -> Container[Address]:
 
 
 class _Wide:
-    """The addresses of listed hosts, and of prefixes that have too many to list them."""
+    """Contains single addresses, and the addresses of prefixes that are too large to be expanded."""
 
     def __init__(self, hosts: set[Address], prefixes: dict[int, dict[int, set[int]]]) -> None:
-        """`prefixes` has the numbers of prefixes by family, and by how many bits of an address are the host's."""
+        """`prefixes` has, by IP version and by the number of host bits, the network bits of each prefix as a number."""
         self._hosts = hosts
         self._prefixes = prefixes
 

@@ -205,7 +205,7 @@ class _Handler(logging.Handler):
 
 
 def _loss(lines: int) -> logging.LogRecord:
-    """Return a record that takes the place of lost lines."""
+    """Return a log record that says how many lines were lost."""
     event: Any = {"event": "log lines lost", "level": "warning", "logger": __name__, "lines": lines}
     record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, event, None, None)
     # ProcessorFormatter reads the fields of a record that has these two attributes.

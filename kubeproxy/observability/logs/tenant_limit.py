@@ -37,7 +37,7 @@ class TenantLimit:
         self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         """For each message, and object or namespace: since when lines are counted, and how many there have been."""
         self._unsaid: dict[str, int] = {}
-        """The number of lines dropped since the last line that passed, by message."""
+        """By message, how many lines were dropped since the last one that passed."""
         self.suppressed = 0
         """The total number of dropped lines."""
 

@@ -38,7 +38,7 @@ class Standing(StrEnum):
     """The state of an endpoint of a frontend."""
 
     READY = "ready"
-    """The endpoint gets clients in its turn."""
+    """The endpoint gets clients."""
     EJECTED = "ejected"
     """The endpoint did not answer, and gets no clients until its next probe."""
     PROBING = "probing"
