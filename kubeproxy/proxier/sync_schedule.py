@@ -17,7 +17,8 @@ RETRY_FIRST_S = 0.5
 RETRY_LIMIT_S = 30.0
 FOREIGN_CHANGE_LIMIT_S = 2.0
 """The longest time until a change of our rules by another process is undone, even if that process keeps making changes.
-Clients are lost during that time, and restoring ten thousand Services takes less than half a second of CPU time."""
+It is short because clients fail during that time. Restoring ten thousand Services takes less than half a second of CPU
+time."""
 RETRY_JITTER = 0.25
 """The largest fraction of a delay that is added at random, so that many nodes do not retry at the same moment."""
 

@@ -29,7 +29,7 @@ NAMED_MAX, NAMED_S = 10, 5.0
 """The number of ejections, and of their ends, that are logged by name per this many seconds. Further ones are only
 counted, so that the log stays readable when a node dies with all its pods, or hundreds of endpoints flap."""
 SILENT = ("silent", "timeout")
-"""The reasons that mean that an endpoint has not answered: the guardian's word and the workers' word."""
+"""The reasons for ejecting an endpoint that has not answered: first the guardian's, then the workers'."""
 
 
 class Frontends(Interface):
@@ -56,7 +56,7 @@ class Applier(Interface):
 
 
 class Ejector:
-    """Keeps the states of endpoints, and has the rules follow them."""
+    """Keeps the states of endpoints, and updates the rules accordingly."""
 
     def __init__(self, frontends: Frontends, proxier: Applier, data_plane: DataPlane) -> None:
         self._frontends = frontends

@@ -1,4 +1,4 @@
-"""The control process's part of the rescue: it renews the `alive` element of the rules, ejects endpoints, and deletes
+"""The control process's part of the rescue: it renews the ``alive`` element of the rules, ejects endpoints, and deletes
 their conntrack entries.
 
 What happens after a failure depends on its kind:
@@ -53,7 +53,7 @@ from kubeproxy.runtime.tasks import TaskSet
 log = structlog.get_logger(__name__)
 
 RENEW_S: Final = 1.0
-"""How often the `alive` element is renewed. Its lifetime is long enough for two failed renewals."""
+"""How often the ``alive`` element is renewed. Its lifetime is long enough for two failed renewals."""
 CHECK_S: Final = 0.05
 """How often to check that the rescue process works, and whether the rules have changed."""
 LOOK_S: Final = 0.05
@@ -132,7 +132,7 @@ class Guardian:
 
     @property
     def working(self) -> bool:
-        """Return whether the `alive` element is in the rules, so that failed connections are rescued."""
+        """Return whether the ``alive`` element is in the rules, so that failed connections are rescued."""
         return self._alive
 
     @property
@@ -152,7 +152,7 @@ class Guardian:
         return self._counts if self._process is None else self._counts.plus(self._process.counts)
 
     async def _close(self) -> None:
-        """End the process. The `alive` element is left to expire, because another instance may be renewing it by
+        """End the process. The ``alive`` element is left to expire, because another instance may be renewing it by
         now."""
         if self._process is not None:
             await self._process.close()
@@ -241,7 +241,7 @@ class Guardian:
         renew_at, programmed_at = 0.0, self._programmed_at()
         while True:
             process = self._process
-            # A transaction that recreates the table, as after a change by another program, also adds the `alive`
+            # A transaction that recreates the table, as after a change by another program, also adds the ``alive``
             # element, for three seconds.
             changed, programmed_at = programmed_at != self._programmed_at(), self._programmed_at()
             if process is None or process.group is None or not process.well:
@@ -254,7 +254,7 @@ class Guardian:
             await asyncio.sleep(CHECK_S)
 
     def _set_alive(self, wanted: bool, *, anyway: bool = False) -> None:
-        """Renew or remove the `alive` element. With `anyway`, remove it even if this guardian has not added it."""
+        """Renew or remove the ``alive`` element. With `anyway`, remove it even if this guardian has not added it."""
         if self._elements is None or not (wanted or self._alive or anyway):
             return
         before = self._alive

@@ -446,7 +446,7 @@ class DatagramListener:
         self.counters = FrontendCounters()
         self.preserve: frozenset[Target] = frozenset()
         self.keeping: frozenset[Target] = frozenset()
-        """The endpoints that keep their sessions."""
+        """The endpoints whose existing sessions continue, even if they get no new ones."""
         self.family = sock.family
         self.arrivals, self.departures = sessions.buffers(sock.family)
         self._sock = sock

@@ -275,7 +275,8 @@ class Decoder(Generic[F]):
 
     @property
     def room(self) -> memoryview:
-        """Return the memory for the next bytes. It is not empty once `frames` has been exhausted."""
+        """Return the memory into which to receive the next bytes. It is not empty after `frames` has been
+        exhausted."""
         return memoryview(self._buffer)[self._end :]
 
     @property

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class TakeoverMessage(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
-    """A message, which is one line."""
+    """The base of all messages. Each is sent as one line."""
 
 
 class OrphanHello(TakeoverMessage, frozen=True, omit_defaults=True, tag="orphan"):

@@ -150,8 +150,7 @@ def _ended(
     if not found:
         return []
     try:
-        # The sockets are read after the flows. A flow that belongs to a process and began before that has a socket by
-        # now.
+        # Read the sockets after the flows. A process that has one of these flows also has its socket by now.
         connections = tcp_connections()
     except OSError as error:  # CONFIG_INET_DIAG may be missing. That is no problem to report.
         log.info("keeping old TCP flows", count=len(found), reason=f"cannot list sockets: {error}")

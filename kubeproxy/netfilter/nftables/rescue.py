@@ -36,7 +36,7 @@ the same time; after it nothing is reported any more."""
 STAMP_S = 5
 """For how many seconds ``asked*`` and ``answered*`` remember an endpoint."""
 STAMPS_MAX = 65_536
-"""The largest number of endpoints in each of these sets."""
+"""The largest number of endpoints in each set of ``asked*`` and ``answered*``."""
 COPIES_PER_S, COPIES_BURST = 10_000, 5_000
 """The rate at which SYNs are copied. A client whose SYN is not copied, and whose endpoint fails, waits a second for its
 own retransmission."""

@@ -71,7 +71,7 @@ class TableWatch:
             if message is None:
                 ended += _MANY
             elif kind_of(message) != _NEWGEN:
-                # The message is not parsed, because there is one for every element. Renewals of `alive` are ours and
+                # The message is not parsed, because there is one for every element. Renewals of ``alive`` are ours and
                 # happen outside of transactions recorded by `begin`.
                 self._touched |= _TABLE_ATTRIBUTE in message and _ALIVE_ATTRIBUTE not in message
             elif self._touched:

@@ -68,7 +68,7 @@ class AccessLog:
         return self._complaint
 
     def use(self, where: str, *, as_json: bool) -> None:
-        """Set where lines go: a file, the log itself (``-``), or nowhere if `place` is empty.
+        """Set where lines go: a file, the log itself (``-``), or nowhere if `where` is empty.
 
         A file gets JSON lines if `as_json` is true, and otherwise logfmt lines; the log keeps its own format. Each call
         reopens the file.
