@@ -29,7 +29,7 @@ def make_data_plane(
     """Create the data plane. Call this in a running event loop. Workers start at once, and inherit the instance
     marker."""
     if configuration.kubeproxy.userspace_fallback == "never":
-        log.info("data plane", workers=0, effect="what the kernel cannot lead is refused")
+        log.info("data plane", workers=0, effect="clients that the kernel cannot serve are refused")
         return PortsOnly()
     count = workers_for(configuration.kubeproxy.workers.number)
     log.info("data plane", workers=count)

@@ -53,7 +53,7 @@ def complaint(found: Sequence[str]) -> str | None:
         return None
     return (
         f"kube-proxy's own rules are still in force on this node ({'; '.join(found)}) and may drop clients, or lead "
-        "them past us to endpoints that are gone; see that kube-proxy does not run here, then run "
+        "them past us to endpoints that are gone; make sure that kube-proxy does not run here, then run "
         "`kube-proxy --cleanup` (for ipvs also `kubeproxy cleanup --ipvs`), or reboot (docs/migration.md)"
     )
 

@@ -35,7 +35,7 @@ class TakeoverRefusedError(KubeproxyError):
     """Raised if the new instance would serve less than the running one. The new instance then does not start."""
 
     def __init__(self, owner: str, reason: str) -> None:
-        super().__init__(f"{owner} {reason}; stop it first, or take over all the same with --takeover=force")
+        super().__init__(f"{owner} {reason}; stop it first, or take over nevertheless with --takeover=force")
 
 
 def in_message(sources: Sequence[str]) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
     yield CounterMetricFamily("kubeproxy_rescue_resent_total", "Packets of clients sent again", counts.resent)
     not_resent = CounterMetricFamily(
         "kubeproxy_rescue_not_resent_total",
-        "Packets not sent again, so that the client has to: sent as often as allowed (given_up), without a whole copy"
-        " (unknown), or refused by the kernel (unsent)",
+        "Packets not sent again, so that the client itself has to repeat them: sent as often as allowed (given_up),"
+        " without a whole copy (unknown), or refused by the kernel (unsent)",
         labels=("cause",),
     )
     not_resent.add_metric(("given_up",), counts.given_up)
@@ -44,7 +44,7 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
     yield not_resent
     yield CounterMetricFamily(
         "kubeproxy_rescue_overflows_total",
-        "Times that the kernel had no room for reports or copies; their clients waited for their own repetition",
+        "How often the kernel had no room for reports or copies, whose clients then had to retransmit",
         counts.overflows,
     )
     yield CounterMetricFamily(
@@ -52,7 +52,7 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
     )
     ejections = CounterMetricFamily(
         "kubeproxy_rescue_ejections_total",
-        "Endpoints taken out of the kernel path, by the last failure and the part that noticed it: a client's packet"
+        "Ejections of endpoints on the kernel path, by the last failure and by what noticed it: a client's packet"
         " (rescue), or a dial on the userspace path (worker)",
         labels=("reason", "noticed_by"),
     )
@@ -60,7 +60,7 @@ def rescue_families(state: RescueState) -> Iterator[Metric]:
         ejections.add_metric((reason, noticed_by), times)
     yield ejections
     yield GaugeMetricFamily(
-        "kubeproxy_rescue_ejected", "Endpoints to which the kernel leads no new connections now", len(state.ejected)
+        "kubeproxy_rescue_ejected", "Endpoints that get no new connections from the kernel now", len(state.ejected)
     )
 
 
@@ -105,6 +105,6 @@ def kernel_flow_families(state: KernelFlowsState) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "kubeproxy_kernel_end_overflows_total",
-        "Times that the kernel had no room for ends of connections, so that lines of the access log are missing",
+        "How often the kernel had no room to report ends of connections, so that the access log lacks lines",
         state.overflows,
     )

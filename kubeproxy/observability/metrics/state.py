@@ -60,7 +60,7 @@ class StateCollector(Collector):
 
 def _suppressed_lines() -> Metric:
     lines = CounterMetricFamily(
-        "kubeproxy_log_suppressed_lines", "Log lines about objects of tenants that were left out, being too many"
+        "kubeproxy_log_suppressed_lines", "Log lines about objects of tenants that exceeded the limit and were omitted"
     )
     lines.add_metric([], TENANTS.suppressed)
     return lines
@@ -69,7 +69,7 @@ def _suppressed_lines() -> Metric:
 def _degraded(reasons: Collection[Reason]) -> Metric:
     family = GaugeMetricFamily(
         "kubeproxy_degraded",
-        "1 for each reason why the daemon is not wholly well, as in the status",
+        "1 for each kind of problem that the daemon has, as in the status",
         labels=("reason",),
     )
     for reason in Reason:
@@ -81,7 +81,7 @@ def _stale(picture: Picture) -> Metric:
     now = time.time()
     family = GaugeMetricFamily(
         "kubeproxy_source_stale_seconds",
-        "Age of the state of an earlier run that is served because a source is not listed yet; 0: its own is served",
+        "Age of an earlier run's state that is served because a source is not listed yet; 0: the source is served",
         labels=("source",),
     )
     for source in picture.proxier.sources:
@@ -142,8 +142,8 @@ def _data_paths(proxier: Snapshot) -> Metric:
     counted = Counter(str(status.data_path) for status in proxier.frontends)
     family = GaugeMetricFamily(
         "kubeproxy_data_path_frontends",
-        "Frontends by the way of their new connections: through a worker (userspace), straight to an endpoint"
-        " (kernel), or none, because the kernel cannot lead them and no worker is to serve them (refused)",
+        "Frontends by the path of their new connections: through a worker (userspace), straight to an endpoint"
+        " (kernel), or none, because the kernel cannot serve them and workers must not (refused)",
         labels=("data_path",),
     )
     for path in ("kernel", "userspace", "refused"):
@@ -235,12 +235,12 @@ def _manifests(manifests: ManifestState) -> Iterator[Metric]:
 def _draining(draining: DrainingEndpoints) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kubeproxy_draining_endpoints",
-        "Endpoints that get no new connections because a rollout asks so",
+        "Endpoints that get no new connections because a rollout asked for that",
         len(draining.addresses),
     )
     yield GaugeMetricFamily(
         "kubeproxy_draining_connections",
-        "Open connections of this node to endpoints that drain, as last counted",
+        "Open connections of this node to draining endpoints, as last counted",
         sum(draining.open.get(address, 0) for address in draining.addresses),
     )
 

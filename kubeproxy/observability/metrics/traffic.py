@@ -69,28 +69,28 @@ FAMILIES: Final = (
     Family(
         "kubeproxy_kernel_connections_total",
         "counter",
-        "Connections that the kernel has led straight to an endpoint; UDP: flows; one that is sent again counts again",
+        "Connections that the kernel has sent straight to an endpoint; UDP: flows; each resent SYN counts again",
         (Series("by_kernel", start=Start.FIRST_VALUE),),
     ),
     Family(
         "kubeproxy_connections_active",
         "gauge",
-        "Connections open now, of those through a worker",
+        "Connections through workers that are open now",
         (Series("active"),),
     ),
     Family(
         "kubeproxy_kernel_connections_open",
         "gauge",
-        "Connections open when connection tracking was last read, of those that the kernel has led straight to an"
-        " endpoint; UDP: flows",
+        "Connections that the kernel has sent straight to an endpoint and that were open when connection tracking was"
+        " last read; UDP: flows",
         (Series("kernel_open", start=Start.FIRST_VALUE),),
     ),
     Family(
         "kubeproxy_connections_failed_total",
         "counter",
-        "Connections for which no endpoint answered: all refused, could not be reached (unreachable: no"
-        " route, or the host is gone), were silent (timeout), there was none (no_endpoint),"
-        " this node could not dial (local), or the connection loops through proxies (loop)",
+        "Connections for which no endpoint answered, by reason. refused: all refused; unreachable: there was no route,"
+        " or the host is gone; timeout: no endpoint answered in time; no_endpoint: the frontend had none; local: this"
+        " node could not dial; loop: the connection loops through proxies",
         (
             Series("refused", "refused"),
             Series("unreachable", "unreachable", Start.FIRST_VALUE),
@@ -117,8 +117,8 @@ FAMILIES: Final = (
     Family(
         "kubeproxy_kernel_bytes_total",
         "counter",
-        "Bytes of packets, with headers, of connections that the kernel has led straight to an endpoint: in from"
-        " clients, out from endpoints; with net.netfilter.nf_conntrack_acct=1",
+        "Bytes, with packet headers, of connections that the kernel has sent straight to an endpoint: in from"
+        " clients, out from endpoints; needs net.netfilter.nf_conntrack_acct=1",
         (Series("kernel_bytes_in", "in", Start.FIRST_VALUE), Series("kernel_bytes_out", "out", Start.FIRST_VALUE)),
         further_label="direction",
     ),

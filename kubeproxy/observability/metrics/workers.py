@@ -86,7 +86,7 @@ class Workers(Collector):
         )
         yield CounterMetricFamily(
             "kubeproxy_memory_shortages_total",
-            "Checks, about one a second, that found no memory for further clients",
+            "Checks (about one a second) that found no memory for further clients",
             self.memory_shortages,
         )
         yield CounterMetricFamily(
