@@ -58,7 +58,7 @@ class FrontendCounters(Counters, eq=False):
     in_meter: list[int] = field(default_factory=lambda: [0])
     """The value of `bytes_in`, in a list with one element to which each flow has a reference."""
     out_meter: list[int] = field(default_factory=lambda: [0])
-    """The value of `bytes_out` in the same form."""
+    """The value of `bytes_out`, in a list like `in_meter`."""
 
     def read(self, *, affinity_entries: int) -> Counters:
         """Return an immutable copy. The number of affinity entries comes from the balancer."""

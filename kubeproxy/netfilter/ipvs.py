@@ -162,7 +162,7 @@ def _node_ports(
 
 
 def _nested(payloads: Iterable[bytes], kind: int) -> Iterator[Mapping[int, bytes]]:
-    """Yield the attributes nested in an attribute of each payload."""
+    """Yield, for each payload, the attributes nested in its attribute of type `kind`."""
     for payload in payloads:
         yield dict(attributes(dict(attributes(payload[_HEADER_BYTES:])).get(kind, b"")))
 

@@ -105,7 +105,7 @@ class Masquerade(StrEnum):
     """Which clients reach an endpoint from an address of this node, so that answers return through this node."""
 
     ALWAYS = "always"
-    """All clients."""
+    """All clients of the destination."""
     OUTSIDE = "outside"
     """Clients outside of `internal_sources`, as with kube-proxy's clusterCIDR."""
     NODE = "node"

@@ -30,7 +30,7 @@ class Drains:
         self._requests: dict[ServiceName, DrainRequests] = {}
         """The valid requests of each Service that has some."""
         self._slices: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
-        """The slices of each of these Services, with the draining endpoints marked."""
+        """The slices of each Service with valid requests. The draining endpoints in them are marked."""
         self._states: dict[ServiceName, DrainState] = {}
         """For each Service whose requests have been in effect, the state that was reported last."""
         self._undetermined: dict[ServiceName, None] = {}

@@ -24,8 +24,8 @@ LOOKUPS: Final = 300
 SWEEP_S: Final = 10.0
 """How often all routes are looked up."""
 SWEEP_EACH_S: Final = 0.001
-"""The interval is longer by this much per endpoint, so that lookups for many endpoints take only a hundredth of the
-time."""
+"""By how many seconds the interval between two sweeps grows for each endpoint, so that sweeps over many endpoints take
+only a hundredth of the time."""
 
 
 class Watch(Interface):

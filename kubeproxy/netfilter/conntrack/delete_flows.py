@@ -144,8 +144,8 @@ def _waiting(flows: Iterable[TrackedFlow], local: frozenset[Address]) -> list[Tr
 def _ended(
     landings: Landings, flows: Iterable[TrackedFlow], local: frozenset[Address], *, ours: bool
 ) -> list[TrackedFlow]:
-    """Return the TCP flows to ports of this node that have no socket. A flow with an incomplete handshake may still get
-    a socket, but only of another process: ours no longer accept when this is called."""
+    """Return the TCP flows to ports of this node that have no socket. An incomplete handshake may still lead to a
+    socket of another process; our own sockets no longer accept when this is called."""
     found = [flow for flow in landings.find(flows, ours=ours, local=local) if ours or wire.has_begun(flow)]
     if not found:
         return []
