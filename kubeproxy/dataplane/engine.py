@@ -1,4 +1,4 @@
-"""Applies messages to the listeners of one process. It is the same in every process that moves bytes."""
+"""Applies messages to the listeners of one process. All processes of the data plane use the same code."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ from kubeproxy.model import Address, FrontendName, Protocol, Target
 class Engine:
     """The listeners of one process.
 
-    `open_socket` returns a bound socket to listen on. The caller still owns that socket, and gets it back by
-    `close_socket` when the engine does not use it any more.
+    `open_socket` returns a bound socket to listen on. The caller still owns the socket, and gets it back through
+    `close_socket` when the engine no longer uses it.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Engine:
         self._keepalive.restart()
         self._listeners: dict[FrontendName, Listener | DatagramListener] = {}
         self._joined: dict[FrontendName, SharedListener] = {}
-        """The shared listeners that frontends without a socket of their own have joined."""
+        """The shared listener of each frontend that has joined one and has no socket of its own."""
         self._early: dict[FrontendName, dict[FrontendName, Join]] = {}
-        """The frontends that have joined a listener that is not open yet, by the listener's name."""
+        """The frontends that have joined a listener that is not open yet, by the name of the listener."""
         self._previous: dict[FrontendName, Listener | DatagramListener] = {}
-        """Replaced listeners, which listen until `close_previous`."""
+        """The listeners that were replaced. They listen until `close_previous` is called."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
-        """The tenants of the budget by their namespaces."""
+        """The tenants of the budget, by namespace."""
         self._sockets: dict[Listener | DatagramListener, socket.socket] = {}
         self._reported: dict[FrontendName, Counters] = {}
-        """The counters of the frontends served now, as last read."""
+        """The counters of all frontends that are served, as last read."""
 
     def handle(self, messages: Sequence[Message]) -> dict[FrontendName, str]:
-        """Apply messages in order, and return the failures by frontend."""
+        """Apply messages in order. Return the failures as texts, by frontend."""
         failures: dict[FrontendName, str] = {}
         for message in messages:
             match message:
@@ -116,7 +116,7 @@ class Engine:
                     ):
                         shared.leave(joined)
                     if (listener := self._listeners.pop(name, None)) is not None:
-                        listener.balancer.share((), ())  # Its columns may belong to another frontend now.
+                        listener.balancer.share((), ())  # The listener's columns may belong to another frontend now.
                         listener.balancer.frontend = None
                         self._context.failing.discard(listener.balancer)
                     self._end(listener)
@@ -140,14 +140,14 @@ class Engine:
             return listener
         self._serve(message.frontend, listener)
         if message.shared:
-            del self._reported[message.frontend]  # The frontends that join it are counted.
+            del self._reported[message.frontend]  # A shared listener has no counters; its frontends have.
             for early in self._early.pop(message.frontend, {}).values():
-                self._join(early)  # This is done in this call, and so before it accepts a client.
+                self._join(early)  # Still in this call, so before the listener accepts a client.
         return None
 
     def _join(self, message: Join) -> None:
-        """Serve a frontend at a shared listener, or as soon as that listener is open, because a new worker gets it
-        last."""
+        """Serve a frontend on a shared listener, at once or when the listener opens. (A new worker gets shared
+        listeners last.)"""
         listener = self._listeners.get(message.frontend)
         if not isinstance(listener, Listener):
             listener = Listener(self._context, None, rng=self._rng)
@@ -167,8 +167,8 @@ class Engine:
         self._reported[name] = NOTHING
 
     def listen_on_new(self, message: Listen) -> str | None:
-        """Serve a frontend on a new socket as well, and return the failure, or None. The present socket stays in use
-        until `close_previous`."""
+        """Serve a frontend on a new socket in addition to the present one, which stays in use until `close_previous`.
+        Return None, or the failure as text."""
         before, listener = self._listeners[message.frontend], self._open(message)
         if isinstance(listener, str):
             return listener
@@ -179,7 +179,7 @@ class Engine:
         return None
 
     def close_previous(self, frontend: FrontendName) -> None:
-        """Close the listener that `listen_on_new` replaced, if there is one."""
+        """Close the listener that was replaced by `listen_on_new`, if there is one."""
         self._end(self._previous.pop(frontend, None))
 
     def _open(self, message: Listen) -> Listener | DatagramListener | str:
@@ -206,17 +206,17 @@ class Engine:
 
     @property
     def frontends(self) -> tuple[FrontendName, ...]:
-        """The frontends served now."""
+        """Return the frontends that are served."""
         return tuple(self._listeners)
 
     def serves(self, frontend: FrontendName) -> bool:
-        """Return whether a frontend is served now."""
+        """Return whether a frontend is served."""
         return frontend in self._listeners
 
     def changed_counters(self) -> Iterator[tuple[FrontendName, Counters] | None]:
-        """Yield the counters that have changed since they were last read, by this method or by `counters`, and None for
-        an unchanged frontend. The caller may pause between two steps, or stop. Frontends without clients are not looked
-        at."""
+        """Yield the counters that have changed since they were last read (by this method or by `counters`), and None
+        for an unchanged frontend. The caller may pause between two steps, or stop. Frontends without clients are
+        skipped."""
         touched = self._context.touched
         for tally in tuple(touched):
             name = tally.frontend
@@ -229,25 +229,25 @@ class Engine:
                 self._reported[name] = counters
                 yield name, counters
             else:
-                # A frontend is removed only after a read without a change. Bytes that are written at the end of a turn
-                # are counted then, and their session or connection may be over already.
+                # A frontend is removed only after a reading without a change. Otherwise bytes that are written at the
+                # end of this turn, perhaps of the last connection, would not be reported.
                 if not (counters.active or counters.affinity_entries or tally.share.held):
                     touched.discard(tally)
                 yield None
 
     def counters(self) -> dict[FrontendName, Counters]:
-        """Return a snapshot of the sums of the frontends that are served now."""
+        """Return the counters of all frontends that are served."""
         for _ in self.changed_counters():
             pass
         return self.last_counters()
 
     def last_counters(self) -> dict[FrontendName, Counters]:
-        """Return the counters as `changed_counters` last read them."""
+        """Return the counters as last read by `changed_counters`."""
         return self._reported.copy()
 
     def ejected(self, *, worker: int = 0) -> Iterator[tuple[FrontendName, tuple[EjectedEndpoint, ...]] | None]:
         """Yield the ejected endpoints of each frontend, or None for a frontend without any. The caller may pause
-        between two steps. Frontends whose endpoints have never failed are not looked at."""
+        between two steps. Frontends without failures are skipped."""
         failing = self._context.failing
         for balancer in tuple(failing):
             name, ejected = balancer.frontend, balancer.ejected
@@ -258,8 +258,8 @@ class Engine:
                 yield name, _ejected_of(ejected, self._context.reactor.clock(), worker)
 
     def bindings(self, *, since: float = -math.inf) -> Iterator[RestoreBindings | None]:
-        """Yield the affinity bindings used since `since` (by the reactor's clock), and None when a frontend is done.
-        The caller may pause between two steps."""
+        """Yield the affinity bindings used since `since` (by the reactor's clock), and None at the end of each
+        frontend. The caller may pause between two steps."""
         for tally in tuple(self._context.touched):
             name = tally.frontend
             listener = None if name is None else self._listeners.get(name)
@@ -268,8 +268,8 @@ class Engine:
             yield None
 
     def movable(self) -> tuple[Movable, ...]:
-        """Yield what another process could continue now. A dial can move once it is a connection. Sessions come first,
-        because their clients' datagrams arrive at the other process already."""
+        """Return everything that could move to another process now. A dial can move only after it has become a
+        connection. UDP sessions come first, because their clients' datagrams already arrive at the other process."""
         sessions = (session for session in self._sessions.all() if session.target is not None)
         return (*sessions, *(live for live in self._context.live if isinstance(live, Connection)))
 
@@ -280,13 +280,13 @@ class Engine:
 
     @property
     def room(self) -> int:
-        """Return for how many descriptors of another process's connections there is room. A part of the budget is left
-        to new clients."""
+        """Return how many descriptors are available for connections of another process. A part of the budget is left
+        for new clients."""
         return self._context.budget.spare
 
     def claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
-        """Return another process's connection or session, ready to continue here, or None if there is no room for it.
-        Its frontend need not be served here."""
+        """Return a connection or session of another process, ready to continue here, or None if there is no room for
+        it. Its frontend need not be served here."""
         listener = None if state.frontend is None else self._listeners.get(state.frontend)
         if isinstance(state, SessionState):
             return FrozenSession.claim(listener, state, descriptors) if isinstance(listener, DatagramListener) else None
@@ -299,14 +299,14 @@ class Engine:
         return FrozenConnection.claim(self._context, counters, balancer, state, descriptors)
 
     def adopt(self, frozen: Frozen) -> None:
-        """Continue what `claim` has returned."""
+        """Continue a connection or session that `claim` has returned."""
         self._context.adopted += 1
         if isinstance(moved := frozen.thaw(), Connection):
             moved.adopt()
 
     def open_to(self, addresses: Collection[Address], counts: dict[Address, int]) -> Iterator[None]:
-        """Count the open connections, dials and UDP sessions to each of the addresses into `counts`. The caller may
-        pause between two steps. What begins in the meantime is not counted."""
+        """Add the number of open connections, dials and UDP sessions to each of these addresses to `counts`. The caller
+        may pause between two steps. Connections that begin meanwhile are not counted."""
         for live in tuple(self._context.live):
             for target in live.targets if live in self._context.live else ():
                 if target.address in addresses:
@@ -318,7 +318,7 @@ class Engine:
             yield
 
     def open_by_endpoint(self) -> Iterator[tuple[FrontendName, Mapping[Target, int]] | None]:
-        """Yield each frontend with the number of open connections by endpoint, or None for a frontend without any. The
+        """Yield each frontend with its number of open connections by endpoint, or None for a frontend without any. The
         caller may pause between two steps."""
         for tally in tuple(self._context.touched):
             name = tally.frontend
@@ -326,7 +326,8 @@ class Engine:
             yield (name, listener.balancer.open) if name is not None and listener and listener.balancer.open else None
 
     def preview(self, frontend: FrontendName, client: Address, port: int, *, worker: int = 0) -> BalancePreview | None:
-        """Return the endpoints that a client's next connection would try, or None if the frontend is not served."""
+        """Return the endpoints that the next connection of a client would try, or None if the frontend is not
+        served."""
         listener = self._listeners.get(frontend)
         if listener is None:
             return None
@@ -358,19 +359,20 @@ class Engine:
         )
 
     def take_ended(self) -> list[Ended]:
-        """Return the connections finished since the last call (see `DataPlane.ended`)."""
+        """Return the connections that have ended since the last call (see `DataPlane.ended`)."""
         return self._context.connection_log.take()
 
     def retire(self) -> Iterator[None]:
-        """Stop accepting, one frontend in each step. Queued clients are accepted, and open connections continue. The
-        caller may pause between two steps."""
-        # Shared listeners come first: they serve the queued clients of all their frontends while these are there.
+        """Stop accepting, one frontend per step. Clients that are already queued are accepted, and open connections
+        continue. The caller may pause between two steps."""
+        # Close shared listeners first: they accept the queued clients of their frontends, which must still be served
+        # then.
         for name in sorted(self.frontends, key=lambda it: not isinstance(self._listeners[it], SharedListener)):
             self.handle((Retire(name),))
             yield
 
     def close(self) -> None:
-        """Close the listeners, then reset all connections."""
+        """Close the listeners, and then reset all connections."""
         for _ in self.retire():
             pass
         for live in list(self._context.live):

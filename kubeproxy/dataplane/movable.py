@@ -1,4 +1,4 @@
-"""The interface of connections and sessions that move to another process, where they continue."""
+"""The interface of connections and sessions that can move to another process and continue there."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ State = ConnectionState | SessionState
 
 
 class Frozen(Protocol):
-    """A connection or session that has left its process, or has come from another one, and does not move bytes. It has
-    a state and descriptors."""
+    """A connection or session that is not running here, because it moves to or from another process. It has a state and
+    descriptors."""
 
     @property
     def state(self) -> State:
-        """Return the state that is sent to the other process."""
+        """Return the state to send to the other process."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Return the descriptors."""
 
     def thaw(self) -> Movable | None:
-        """Continue it in this process. Return None if that is not possible, and it has ended."""
+        """Continue the connection or session in this process. Return None if that is not possible and it has ended."""
 
     def close(self) -> None:
-        """Forget it in this process, because another process continues it."""
+        """Close the descriptors in this process, because another process continues the connection or session."""
 
 
 class Movable(Protocol):
-    """A connection or session that another process can continue."""
+    """A connection or session that can move to another process."""
 
     @property
     def client(self) -> str | None:
-        """The client's address, if the address decides which worker of another instance continues. None if any worker
-        may continue."""
+        """The client's address if it decides which worker of the other instance continues, or None if any worker may
+        continue."""
 
     def freeze(self) -> Frozen | None:
-        """Stop it and return it, or return None if it has ended."""
+        """Stop the connection or session and return it in frozen form. Return None if it has ended."""

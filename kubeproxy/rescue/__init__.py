@@ -9,18 +9,18 @@ packets       the meaning of a packet (a SYN, a refusal, an error about another 
 copies        the SYNs of the last seconds
 resends       decides which packets are sent again, and when
 raw_socket    sends packets of clients on this host; those of other clients enter again (see netfilter/reentry)
-main          the process, which reads, decides and sends without any privilege
-protocol      the messages between it and the control process
+main          the rescue process, which reads, decides and sends without any privilege
+protocol      the messages between the rescue process and the control process
 process       the control process's side: its child process and channel
 silence       finds endpoints that have not answered
 kernel_path_ejections  endpoints of the kernel path that have failed, and when each is tried again
-ejector       puts the states of endpoints into the rules, and tells the workers
-fair_turns    decides which tenant is next if dials or deletions are short
+ejector       ejects endpoints in the rules, and tells the workers
+fair_turns    decides which tenant is next if dials or deletions are scarce
 probe         tries an endpoint from this node
 dials         the dials in progress, and the endpoints that wait for one
-lost_routes   endpoints to which the route has been lost
+lost_routes   finds endpoints that have lost their route
 flow_release  deletes flows to failed endpoints, many at a time, so that their packets can be sent again
-guardian      the part in the control process: keeps the rules alive, finds silent endpoints, frees flows
+guardian      the control process's part: keeps the rules alive, ejects endpoints, deletes their flows
 
 The first four, `protocol`, `silence` and `fair_turns` are pure.
 """

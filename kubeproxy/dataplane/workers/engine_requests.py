@@ -1,4 +1,4 @@
-"""What a worker does for each request about its engine: a part of the request in each step."""
+"""Handles a worker's requests about its engine, each in small steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from kubeproxy.dataplane.workers.protocol import (
 from kubeproxy.model import Address, FrontendName, Target
 
 COUNTERS_PER_FRAME = 128
-"""Frontends with counters in one frame: about 10 kB, some tenths of a millisecond to encode and send."""
+"""The number of frontends with counters in one frame: about 10 kB, which take some tenths of a millisecond to encode
+and send."""
 
 
 class EngineRequests:
@@ -46,8 +47,8 @@ class EngineRequests:
         self._bindings_sent_at = context.reactor.now
 
     def begin(self, request: Request) -> Iterator[bool]:
-        """Return the steps of a request. After each step it may be interrupted for a turn. A step yields True where the
-        request must be interrupted, because the rest depends on the end of the turn."""
+        """Return the steps of a request. The request may be interrupted for a turn after each step. A step yields True
+        if it must be interrupted, because the next step depends on the end of the turn."""
         match request:
             case Apply(number, messages):
                 return self._apply(number, messages)
@@ -69,7 +70,7 @@ class EngineRequests:
                 return self._reply(request)
 
     def _reply(self, request: Request) -> Iterator[bool]:
-        """Carry out a request in one step, after those that came before it."""
+        """Carry out a request in one step, after earlier requests."""
         match request:
             case Query(number, Topic.WORKER_STATUS):
                 self._answer(WorkerStatusReply(number, self._open, self._engine.worker_status(worker=self._worker)))
@@ -90,14 +91,16 @@ class EngineRequests:
         for message in messages:
             frontend = None if isinstance(message, Tune) else message.frontend
             if frontend != present:
-                yield False  # Only between frontends, or clients would reach one that has a part of its messages only.
+                # Pause only between frontends. A client must not reach a frontend that has got only some of its
+                # messages.
+                yield False
                 present = frontend
             if isinstance(message, Listen) and self._engine.serves(message.frontend):
                 if (failure := self._engine.listen_on_new(message)) is not None:
                     failures[message.frontend] = failure
             else:
                 failures |= self._engine.handle((message,))
-        yield True  # Sockets are closed at the end of the turn.
+        yield True  # Wait for the end of the turn, when sockets are closed.
         self._answer(DoneReply(number, self._open, tuple(failures.items())))
 
     def _close_previous(self, number: int, frontends: Sequence[FrontendName]) -> Iterator[bool]:
@@ -142,7 +145,7 @@ class EngineRequests:
                     self._answer(BindingsReply(number, self._open, bindings))
                 yield False
             self._bindings_sent_at = now
-        except MemoryError:  # The next query repeats them.
+        except MemoryError:  # The next query will include these again.
             self._context.memory.spend()
         self._answer(BindingsReply(number, self._open))
 

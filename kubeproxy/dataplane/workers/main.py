@@ -1,7 +1,7 @@
-"""Main program of a worker: an engine on a reactor, controlled through a channel.
+"""The main program of a worker: an engine on a reactor, controlled through a channel.
 
-`process` starts it as ``python -m kubeproxy.dataplane.workers.main``. It imports little, so that it starts fast and
-stays small, and drops its privileges before it serves clients.
+`process` starts it as ``python -m kubeproxy.dataplane.workers.main``. The program imports little, so that it starts
+fast and stays small, and drops its privileges before it serves clients.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ from kubeproxy.dataplane.workers.takeover_messages import Move, Moved
 from kubeproxy.runtime import privileges, sandbox
 
 EXIT_INTERNAL_ERROR = 70
-"""sysexits' EX_SOFTWARE."""
+"""EX_SOFTWARE of sysexits(3)."""
 SLICE_S = 0.001
-"""Time for requests in one turn; events of connections are handled before the next slice."""
+"""How many seconds of work on requests are done in one turn. Events of connections are handled in between."""
 LOOK_S = 0.05
-"""How often a drain checks for its end, and a channel without memory tries again."""
+"""How often, in seconds, to check whether a drain is complete, and to retry a channel after a memory shortage."""
 FIND_S = 5.0
-"""How long a worker looks for the successor of its control process, which has announced it."""
+"""How many seconds to look for the successor that the control process has announced."""
 STATUS_S = 1.0
-"""How often the worker sends its open connections unrequested, which also shows that it is alive."""
+"""How often, in seconds, the worker reports its number of open connections without a request. The report also shows
+that it is alive."""
 
 
 class Worker:
@@ -66,7 +67,7 @@ class Worker:
     def __init__(
         self, sock: socket.socket, *, number: int, shared_rows: SharedRows, marker: Marker, owner_prefix: str
     ) -> None:
-        """`sock` is this end of the channel. For `marker` and `owner_prefix` see `orphan`."""
+        """`sock` is the worker's end of the channel. For `marker` and `owner_prefix` see `orphan`."""
         self._number = number
         self._marker = marker
         self._owner_prefix = owner_prefix
@@ -82,15 +83,16 @@ class Worker:
         """The steps of the requests in progress, in order (see `EngineRequests.begin`)."""
         self._working = False
         self._arriving: deque[int] = deque()
-        """Sockets of the messages in progress."""
+        """The sockets for the messages in progress."""
         self._leaving = False
         self._orphan: Orphan | None = None
-        """The connection to the owner of the node, when that is another instance."""
+        """The connection to the owner of the node, if that is another instance."""
         self._mover: Mover | None = None
         self._move_number: int | None = None
-        """The number of the `MoveTo` that has no reply yet."""
+        """The number of the `MoveTo` request that has no reply yet, or None."""
         self._relieved = False
-        """Whether the owner lets this worker go, or there is no owner. Then only its own control process keeps it."""
+        """Whether the owner has retired this worker, or there is no owner. Then only its own control process keeps it
+        alive."""
         self._adopters: set[Adopter] = set()
         self._requests = EngineRequests(self._engine, self._context, worker=number, answer=self._answer)
         self._reactor.add(sock.fileno(), self._on_channel, LEVEL)
@@ -98,13 +100,13 @@ class Worker:
         self._listen_to_signals()
 
     def live(self) -> None:
-        """Serve until the exit."""
+        """Serve until it is time to exit."""
         self._reactor.run()
         if self._mover is not None:
             self._mover.stop()
         self._engine.close()
 
-    # The channel.
+    # Channel.
 
     def _on_channel(self, what: int) -> None:
         if self._channel is None:
@@ -118,7 +120,7 @@ class Worker:
                     self._work.append(self._handle(request, len(descriptors)))
         except MemoryError:
             self._context.memory.spend()
-            self._working = True  # The channel is not read until then.
+            self._working = True  # The channel is not read until the work is done.
             self._reactor.after(LOOK_S, self._read_again)
             self._watch()
             return
@@ -142,7 +144,7 @@ class Worker:
         self._watch()
 
     def _continue(self) -> None:
-        """Work on the requests for one slice."""
+        """Work on requests for one time slice."""
         self._working = False
         clock = self._reactor.clock
         until = clock() + SLICE_S
@@ -155,8 +157,8 @@ class Worker:
         self._schedule_work()
 
     def _watch(self) -> None:
-        """Read no further requests while some are in progress, because the sockets that come with them are not in the
-        budget yet."""
+        """Stop reading requests while some are in progress, because the sockets that come with further ones are not in
+        the budget yet."""
         if self._channel is None:
             return
         events = (0 if self._working else LEVEL) | (select.EPOLLOUT if self._channel.congested else 0)
@@ -184,11 +186,12 @@ class Worker:
 
     @property
     def _under_way(self) -> int:
-        """Return how many connections another instance has not taken so far, and may refuse."""
+        """Return how many connections have been sent to another instance that has not accepted them yet, and may refuse
+        them."""
         return 0 if self._mover is None else self._mover.under_way
 
     def _lose_channel(self) -> None:
-        """Become an orphan, because the control process has closed the channel."""
+        """Become an orphan. The control process has closed the channel."""
         if self._channel is None:
             return
         self._reactor.remove(self._channel.sock.fileno())
@@ -214,7 +217,7 @@ class Worker:
         )
 
     def _relieve(self) -> None:
-        """Leave, unless a control process still has this worker drain."""
+        """Leave, unless a control process still wants this worker to drain."""
         self._relieved = True
         if self._channel is None:
             self._leave()
@@ -222,7 +225,7 @@ class Worker:
             self._report_moved(0, self._open)
 
     def _move_to(self, request: Move, descriptors: Sequence[int]) -> None:
-        """Move the connections to the owner's workers. `descriptors` are sockets to these workers, one to each."""
+        """Move connections to the owner's workers. `descriptors` are sockets to these workers, one for each."""
         if len(descriptors) != len(request.workers):
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -298,15 +301,16 @@ class Worker:
         return socket.socket(fileno=fd)
 
     def _close_socket(self, sock: socket.socket) -> None:
-        """Close the socket in this process only; others may still use it."""
+        """Close the socket in this process. Other processes may still use it."""
         self._context.budget.give(1)
         self._reactor.close(sock.detach())
 
     # Shutdown.
 
     def _listen_to_signals(self) -> None:
-        # A signal to the whole process group is for the control process, which then sends requests. So is SIGTERM while
-        # that process lives: a worker that exited at once would cut connections that are to be drained.
+        # A signal to the whole process group is meant for the control process, which then sends requests. The same
+        # holds for SIGTERM while that process lives: a worker that exited at once would cut connections that are to be
+        # drained.
         for ignored in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
         wake, woken = socket.socketpair()
@@ -322,7 +326,8 @@ class Worker:
             self._leave()
 
     def _leave(self) -> None:
-        """Accept the clients that are queued already, wait for open connections, and exit. This is for an orphan."""
+        """Accept the clients that are already queued, wait until open connections have ended, and exit. Only an orphan
+        does this."""
         if self._leaving:
             return
         self._leaving = True
@@ -345,7 +350,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a worker, and return the exit status. The arguments are those of `process.command`."""
+    """Run a worker, and return its exit status. `arguments` are those made by `process.command`."""
     fd, number, counts_fd, marker, owner_prefix = arguments
     try:
         shared_rows = SharedRows(int(counts_fd), row=int(number))
@@ -360,7 +365,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         gc.collect()
         gc.freeze()
-        gc.set_threshold(1_000, 4, 10_000)  # The byte path leaves no cycles, and a small collection is a short pause.
+        # The byte path creates no reference cycles, and frequent small collections are short pauses.
+        gc.set_threshold(1_000, 4, 10_000)
         if (why_not := sandbox.confine(sockets=True)) is not None:
             _log(number, f"system calls are not filtered: {why_not}")
         worker.live()
@@ -371,12 +377,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _settle_in(number: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # The name is for ps and top only.
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # The name is only for ps and top.
         comm.write(f"kubeproxy-{number}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sandbox.leave_file_system()
-    # CAP_NET_ADMIN is never among them. With it a worker that an attacker controls could rewrite all rules of the node.
+    # CAP_NET_ADMIN is never kept. With it, a worker under an attacker's control could rewrite all rules of the node.
     privileges.drop(keep=privileges.FOR_DIALING)
 
 
@@ -385,8 +391,8 @@ def _log(number: int | str, text: str) -> None:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return an exception and where it came from, innermost first."""
-    # The text of the lines is left out, because the sandbox allows no file.
+    """Return an exception with its locations, innermost first, as one line."""
+    # Source lines are not included, because the sandbox does not allow reading files.
     places = [
         f"{frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""The data plane in worker processes, as seen from the control process."""
+"""The data plane in worker processes, as seen by the control process."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ from kubeproxy.model import Address, FrontendName, Protocol
 from kubeproxy.runtime.tasks import TaskSet
 
 SETTLE_S = 1.0
-"""How long replaced sockets stay open without new clients, for handshakes in progress."""
+"""For how many seconds replaced sockets stay open, so that handshakes in progress can complete."""
 BINDINGS_S = 2.0
-"""How often workers report affinity bindings: those made since are lost when a worker is killed."""
+"""How often, in seconds, workers report affinity bindings. If a worker is killed, its bindings since the last report
+are lost."""
 
 
 class WorkerDataPlane(WorkerReadings):
-    """The data plane in `count` worker processes. It is a `DataPlane` and its `PortReserver`."""
+    """The data plane in `count` worker processes, as a `DataPlane` and as its `PortReserver`."""
 
     def __init__(
         self,
@@ -67,12 +68,12 @@ class WorkerDataPlane(WorkerReadings):
         owner_prefix: str = "",
         budget: DescriptorBudget | None = None,
     ) -> None:
-        """This is to be called inside a running event loop. The workers start at once.
+        """Start the workers. Call this in a running event loop.
 
-        `on_crash` is called for internal errors (see `TaskSet`). `owner_prefix` is the prefix, without the leading NUL,
-        of the abstract Unix sockets at which an orphaned worker looks for a new owner. With an empty prefix the worker
-        does not look. `marker` is the descriptor of the marker of this run, by which the worker introduces itself
-        there. Every worker inherits the marker.
+        `on_end` is called when a worker has ended unexpectedly, and `on_crash` for internal errors (see `TaskSet`).
+        `owner_prefix` is the prefix, without the leading NUL, of the abstract Unix sockets at which an orphaned worker
+        looks for a new owner. If it is empty the worker does not look. `marker` is the descriptor of the marker of this
+        run, which every worker inherits to identify itself there.
         """
         self._count = count
         self._budget = budget or DescriptorBudget.of_this_process()
@@ -108,8 +109,9 @@ class WorkerDataPlane(WorkerReadings):
     # Messages.
 
     async def send(self, messages: Sequence[Message]) -> Mapping[FrontendName, str]:
-        """See `DataPlane.send`. Raise KernelError when no worker is in service."""
-        # Before the wait, so that a worker that starts meanwhile gets it, even if no worker is in service now.
+        """See `DataPlane.send`. Raise KernelError if no worker is in service."""
+        # Store the settings before waiting, so that a worker that starts meanwhile gets them, even if no worker is in
+        # service now.
         self._tune = next((message for message in reversed(messages) if isinstance(message, Tune)), self._tune)
         await self._supervisor.until_served()
         endpoints = {message.frontend: message for message in messages if isinstance(message, SetEndpoints)}
@@ -121,8 +123,8 @@ class WorkerDataPlane(WorkerReadings):
     async def _send(
         self, messages: Sequence[Message], endpoints: Mapping[FrontendName, SetEndpoints]
     ) -> dict[FrontendName, str]:
-        """Send one chunk. The whole state changes before the first await, so that a worker that starts meanwhile gets
-        the new state."""
+        """Send one chunk. The whole state is changed before the first await, so that a worker that starts meanwhile
+        gets the new state."""
         batches = {number: WorkerBatch(worker) for number, worker in self._workers.items()}
         failures: dict[FrontendName, str] = {}
         begun: dict[FrontendName, ServedFrontend[Any]] = {}
@@ -212,15 +214,15 @@ class WorkerDataPlane(WorkerReadings):
     def _begin(
         self, sockets: FrontendSockets, endpoints: SetEndpoints | None, batches: Mapping[int, WorkerBatch]
     ) -> None:
-        """Open the sockets of a new frontend. Raise OSError when the kernel refuses."""
+        """Open the sockets of a new frontend. Raise OSError if the kernel refuses."""
         if sockets.must_pin(endpoints):
             sockets.pin()
         for batch in batches.values():
             batch.add_first(sockets)
 
     def _pin(self, sockets: FrontendSockets, batches: Mapping[int, WorkerBatch]) -> None:
-        """Open pinned sockets beside the unpinned ones. Raise OSError when the kernel refuses; the unpinned ones stay
-        in use then."""
+        """Open pinned sockets beside the unpinned ones. Raise OSError if the kernel refuses; the unpinned sockets then
+        stay in use."""
         name = sockets.begin.frontend
         serving = [batch for batch in batches.values() if name not in batch.worker.unsent]
         sockets.pin(preceding=len(serving))
@@ -228,8 +230,8 @@ class WorkerDataPlane(WorkerReadings):
             batch.add_first(sockets)
 
     async def _settle(self, names: Sequence[FrontendName]) -> None:
-        """Close the unpinned sockets after `_pin`. That changes the order of their group, so all clients go to one
-        socket meanwhile."""
+        """Close the unpinned sockets after `_pin`. This changes the order of their group, so meanwhile all clients go
+        to one socket."""
         await asyncio.sleep(SETTLE_S)
         for name in names:
             if isinstance(sockets := self._frontends.get(name), FrontendSockets):
@@ -240,7 +242,7 @@ class WorkerDataPlane(WorkerReadings):
                 sockets.assign_by_address()
 
     def _forget(self, name: FrontendName, batches: Mapping[int, WorkerBatch]) -> None:
-        """Remove a frontend here and, by a message, from the workers."""
+        """Remove a frontend, here and from the workers."""
         self._frontends.pop(name, None)
         self._past.pop(name, None)
         self._columns.release(name)
@@ -253,8 +255,8 @@ class WorkerDataPlane(WorkerReadings):
     async def _deliver(
         self, batches: Mapping[int, WorkerBatch], *, may_fail: Collection[FrontendName] = ()
     ) -> dict[FrontendName, str]:
-        """Send the batches. Return the failures of workers in service for the frontends in `may_fail`. A worker with
-        any other failure is replaced."""
+        """Send the batches. Return the failures that workers in service report for the frontends in `may_fail`. A
+        worker that reports any other failure is replaced."""
 
         def check(worker: WorkerProcess, reply: Reply | None, may_fail: Collection[FrontendName]) -> None:
             for name, failure in reply.failures if isinstance(reply, DoneReply) else ():
@@ -300,18 +302,18 @@ class WorkerDataPlane(WorkerReadings):
         worker.bindings.clear()
 
     async def _collect_bindings(self) -> None:
-        """Query the bindings regularly, because a worker that has died cannot be queried."""
+        """Ask the workers for their bindings regularly, because a dead worker cannot be asked."""
         while True:
             await asyncio.sleep(BINDINGS_S)
-            with contextlib.suppress(MemoryError):  # the next query may succeed
+            with contextlib.suppress(MemoryError):  # The next query may succeed.
                 await self._query_bindings()
 
     # Workers.
 
     async def _initialize(self, worker: WorkerProcess) -> str | None:
-        """Send a new worker the full state. Return the worker's failure, or None. Messages that are sent meanwhile
-        reach the worker, too, for the frontends that it has already."""
-        # Shared listeners come last, because they reset the clients of frontends that have not joined yet.
+        """Send a new worker the full state. Return the worker's failure, or None. Messages sent meanwhile also reach
+        the worker, for frontends that it already has."""
+        # Shared listeners come last, because they reset clients of frontends that have not joined yet.
         worker.unsent = dict.fromkeys(sorted(self._frontends, key=lambda it: self._frontends[it].serves_others))
         batch = WorkerBatch(worker)
         batch.messages.append(self._tune)
@@ -377,7 +379,7 @@ class WorkerDataPlane(WorkerReadings):
         return sum(reply.left for reply in replies if isinstance(reply, DrainReply))
 
     async def close(self) -> None:
-        """See `DataPlane.close`. Returns when the worker processes have exited."""
+        """See `DataPlane.close`. It returns when the worker processes have exited."""
         await self._supervisor.close()
         await self._tasks.close()
         for sockets in self._frontends.values():

@@ -1,4 +1,4 @@
-"""What the workers have counted and know, summed up in the control process."""
+"""Sums up the counters and the status of all workers, in the control process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kubeproxy.model import Address, FrontendName, Target
 from kubeproxy.runtime.time_slice import TimeSlice
 
 SLICE_S = 0.001
-"""How long counters are summed up before the event loop gets its turn."""
+"""How many seconds of work are done on counters between two yields to the event loop."""
 
 
 class WorkerReadings:
-    """The queries of a `DataPlane` whose frontends are served by workers."""
+    """Answers the queries of a `DataPlane` that consists of workers."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -49,7 +49,7 @@ class WorkerReadings:
         for name in set().union(*self._tables()) & found.keys():
             parts = [part for table in self._tables() if (part := table.get(name)) is not None]
             found[name] = _sum(parts) if len(parts) > 1 else parts[0] if parts else NOTHING
-            await time_slice.offer()  # A worker that dies meanwhile has its counters in `_past` then.
+            await time_slice.offer()  # If a worker dies meanwhile, its counters are moved to `_past`.
         return found
 
     def _tables(self) -> list[Mapping[FrontendName, Counters]]:
