@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleChange, RuleSet
 
 PAUSE_S = 30.0
 """For how many seconds first packets are dropped until a new instance serves. TCP clients retry 1, 3, 7 and 15 s after
@@ -44,12 +44,12 @@ class Netfilter(Protocol):
         of other programs are never touched.
         """
 
-    async def rebalance(self, change: Rebalance) -> bool:
+    async def change(self, change: RuleChange) -> bool:
         """Make this change at once, within the rules last applied. The cost depends on the size of the change, not of
         the rules.
 
         Return False if nothing was changed, because the rules in the kernel are unknown or because the change needs an
-        `apply`. After True the caller makes the same change in the rule set last applied (`RuleSet.rebalance`), so that
+        `apply`. After True the caller makes the same change in the rule set last applied (`RuleSet.enter`), so that
         applying it again finds no difference.
         """
 

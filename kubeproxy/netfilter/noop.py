@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kubeproxy.netfilter.interface import PAUSE_S, Feature
-from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleChange, RuleSet
 
 _LACKS = {
     Feature.SPREADS: "nothing translates packets",
@@ -28,8 +28,8 @@ class NoNetfilter:
         changed, self._applied = wanted != self._applied, wanted
         return changed
 
-    async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`."""
+    async def change(self, change: RuleChange) -> bool:
+        """See `Netfilter.change`."""
         return False
 
     async def why_not(self, feature: Feature) -> str | None:

@@ -1,5 +1,4 @@
-"""The rule set as a value. It is computed as a whole, compared with the rules in the kernel, and applied as one
-transaction."""
+"""The rule set as a value, and changes of it. Both are applied as one transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -85,22 +84,6 @@ class Spread:
     """The hash that selects a client's slot, or None if the slot is random. With a hash, the order of slots matters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebalance:
-    """A change of only the endpoints on the kernel path, and of the pods with a preStop hook."""
-
-    spreads: Mapping[Traffic, Spread | None] = field(default_factory=dict)
-    """The changed spreads of `RuleSet.spreads`. None removes a spread."""
-    hairpins: Mapping[Address, bool] = field(default_factory=dict)
-    """The addresses that are added to `RuleSet.hairpins` (true) or removed from it (false)."""
-    hooks: Mapping[Destination, bool] = field(default_factory=dict)
-    """The destinations that are added to `RuleSet.hooks` (true) or removed from it (false). Adding the first hook, or
-    removing the last one, needs other rules and is not done in this way."""
-
-    def __bool__(self) -> bool:
-        return bool(self.spreads or self.hairpins or self.hooks)
-
-
 class Masquerade(StrEnum):
     """Which clients reach an endpoint from an address of this node, so that answers return through this node."""
 
@@ -110,6 +93,45 @@ class Masquerade(StrEnum):
     """Clients outside of `internal_sources`, as with kube-proxy's clusterCIDR."""
     NODE = "node"
     """Clients on this node itself. Without masquerading the answer might go to an address that several nodes have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleChange:
+    """A change of some destinations, proxy ports and pods, in a rule set that otherwise stays as it is.
+
+    Each mapping has values after the change, with None or false for what goes. A value may be the one before.
+    """
+
+    spreads: Mapping[Traffic, Spread | None] = field(default_factory=dict)
+    """The changed spreads of `RuleSet.spreads`."""
+    hairpins: Mapping[Address, bool] = field(default_factory=dict)
+    """The addresses that are added to `RuleSet.hairpins` (true) or removed from it (false)."""
+    hooks: Mapping[Destination, bool] = field(default_factory=dict)
+    """The destinations that are added to `RuleSet.hooks` (true) or removed from it (false). Adding the first hook, or
+    removing the last one, needs other rules and is not done in this way."""
+    redirects: Mapping[Traffic, int | None] = field(default_factory=dict)
+    """The redirects that change, and all redirects to the ports in `proxy_ports`, `refused` and `dropped`."""
+    allowed_sources: Mapping[Destination, frozenset[str] | None] = field(default_factory=dict)
+    masquerades: Mapping[Destination, Masquerade | None] = field(default_factory=dict)
+    proxy_ports: Mapping[ProxyPort, bool] = field(default_factory=dict)
+    """The ports that are added to `RuleSet.proxy_ports` or removed from it."""
+    refused: Mapping[ProxyPort, bool] = field(default_factory=dict)
+    dropped: Mapping[ProxyPort, bool] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.spreads or self.hairpins or self.hooks or not self.only_endpoints)
+
+    @property
+    def only_endpoints(self) -> bool:
+        """Return whether nothing changes but the endpoints to which traffic is led, and the pods that have a preStop
+        hook."""
+        others = (self.redirects, self.allowed_sources, self.masquerades, self.ports)
+        return not any(others)
+
+    @property
+    def ports(self) -> set[ProxyPort]:
+        """Return the proxy ports that change."""
+        return {*self.proxy_ports, *self.refused, *self.dropped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +168,14 @@ class RuleSet:
     is then dropped if the socket for it lacks this option, or if there is no socket. So rules that outlive this process
     never send a client to another program's socket. (If the sockets lack the flag, nothing is served!)"""
 
-    proxy_ports: frozenset[ProxyPort] = frozenset()
+    proxy_ports: Set[ProxyPort] = frozenset()
     """The guarded ports. A packet that reaches such a port without a redirect is dropped."""
 
-    refused: frozenset[ProxyPort] = frozenset()
+    refused: Set[ProxyPort] = frozenset()
     """The proxy ports that reject redirected clients (TCP reset, ICMP port unreachable), because there are no
     endpoints."""
 
-    dropped: frozenset[ProxyPort] = frozenset()
+    dropped: Set[ProxyPort] = frozenset()
     """The proxy ports that drop redirected clients, because the policy is Local and there is no local endpoint."""
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
@@ -167,8 +189,8 @@ class RuleSet:
 
     spreads: dict[Traffic, Spread] = field(default_factory=dict)
     """The redirected traffic that the kernel sends to endpoints instead. For each origin, the spread takes precedence
-    over the redirect, except for packets to a loopback address, because the kernel does not forward those. (`rebalance`
-    changes spreads.)"""
+    over the redirect, except for packets to a loopback address, because the kernel does not forward those. (`enter`
+    changes spreads, and the other mappings and sets of destinations, ports and pods.)"""
 
     masquerades: Mapping[Destination, Masquerade] = field(default_factory=dict)
     """The clients that are masqueraded, for each destination with a spread."""
@@ -197,24 +219,29 @@ class RuleSet:
     hook_port: int = 0
     """The guarded port of the socket that answers preStop hooks."""
 
+    service_changes: int = field(default=0, compare=False)
+    """How often `enter` has changed more than endpoints."""
+
     def spreads_to(self, destination: Destination) -> bool:
         """Return whether clients of a destination are sent to endpoints."""
         node_port = destination._replace(address=NODE_PORTS[family_of(destination.address)])
         places = (destination, node_port) if destination.address in self.node_addresses else (destination,)
         return any(Traffic(place, origin) in self.spreads for place in places for origin in Origin)
 
-    def rebalance(self, change: Rebalance) -> None:
-        """Record a change that is in force, in place. With thousands of Services a copy would cost more than the
-        change."""
-        for traffic, spread in change.spreads.items():
-            if spread is None:
-                self.spreads.pop(traffic, None)
-            else:
-                self.spreads[traffic] = spread
-        for address, is_one in change.hairpins.items():
-            (self.hairpins.add if is_one else self.hairpins.discard)(address)
-        for hook, is_one in change.hooks.items():
-            (self.hooks.add if is_one else self.hooks.discard)(hook)
+    def enter(self, change: RuleChange) -> None:
+        """Record a change that is in force, in place, in a rule set whose mappings and sets are mutable. With thousands
+        of Services a copy would cost more than the change."""
+        _update(self.spreads, change.spreads)
+        _update_set(self.hairpins, change.hairpins)
+        _update_set(self.hooks, change.hooks)
+        if not change.only_endpoints:
+            _update(self.redirects, change.redirects)
+            _update(self.allowed_sources, change.allowed_sources)
+            _update(self.masquerades, change.masquerades)
+            _update_set(self.proxy_ports, change.proxy_ports)
+            _update_set(self.refused, change.refused)
+            _update_set(self.dropped, change.dropped)
+            object.__setattr__(self, "service_changes", self.service_changes + 1)
 
     @property
     def admitted(self) -> dict[Destination, tuple[str, ...]]:
@@ -230,37 +257,63 @@ class RuleSet:
         address of this node, the redirect may leave the packet unchanged. It then looks like a packet sent to the proxy
         port directly. This cannot happen with a node port that a socket holds, but it can with an external address that
         the node owns."""
+        return self.unguarded_by(self.redirects)
+
+    def unguarded_by(self, redirects: Mapping[Traffic, int]) -> frozenset[ProxyPort]:
+        """Return the proxy ports that these redirects alone make unguarded."""
         own = {*self.node_addresses, *self.landing.values(), *self.bind.values(), *NODE_PORTS.values()}
         return frozenset(
             ProxyPort(destination.protocol, port)
-            for (destination, _), port in self.redirects.items()
+            for (destination, _), port in redirects.items()
             if destination.port == port and destination.address in own
         )
 
     @property
-    def guarded(self) -> frozenset[ProxyPort]:
+    def guarded(self) -> Set[ProxyPort]:
         """Return every proxy port with a guard, including those that are only in `refused` or `dropped`."""
         hook = {ProxyPort(Protocol.TCP, self.hook_port)} if self.hooks else frozenset()
         return self.proxy_ports | self.refused | self.dropped | hook
 
 
-def part(rules: RuleSet, destinations: Set[Destination]) -> RuleSet:
-    """Return the part of a rule set that decides about packets to these destinations."""
-    traffic = [Traffic(destination, origin) for destination in destinations for origin in Origin]
+def part(rules: RuleSet, change: RuleChange) -> RuleSet:
+    """Return the part of a rule set that decides about packets to the destinations and ports of a change."""
+    traffic = {**change.redirects, **change.spreads}
+    destinations = {destination: None for destination, _ in traffic}
 
     def of(mapping: Mapping[_Key, _Value], keys: Iterable[_Key]) -> dict[_Key, _Value]:
         return {key: mapping[key] for key in keys if key in mapping}
 
+    everywhere = [Traffic(destination, origin) for destination in destinations for origin in Origin]
     return RuleSet(
-        redirects=of(rules.redirects, traffic),
+        redirects=of(rules.redirects, everywhere),
         internal_sources=rules.internal_sources,
         uplinks=rules.uplinks,
         node_addresses=rules.node_addresses,
         allowed_sources=of(rules.allowed_sources, destinations),
+        proxy_ports=change.ports & rules.proxy_ports,
+        refused=change.ports & rules.refused,
+        dropped=change.ports & rules.dropped,
         landing=rules.landing,
         bind=rules.bind,
-        spreads=of(rules.spreads, traffic),
+        spreads=of(rules.spreads, everywhere),
     )
+
+
+def _update(mapping: Mapping[_Key, _Value], change: Mapping[_Key, _Value | None]) -> None:
+    if not change:
+        return
+    changeable = cast(dict[_Key, _Value], mapping)
+    for key, value in change.items():
+        if value is None:
+            changeable.pop(key, None)
+        else:
+            changeable[key] = value
+
+
+def _update_set(members: Set[_Key], change: Mapping[_Key, bool]) -> None:
+    for key, is_one in change.items():
+        changeable = cast(set[_Key], members)
+        (changeable.add if is_one else changeable.discard)(key)
 
 
 _Key = TypeVar("_Key")

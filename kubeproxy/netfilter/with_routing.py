@@ -13,7 +13,7 @@ from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing import rules
 from kubeproxy.netfilter.routing.rule_watch import RuleWatch
-from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleChange, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -48,9 +48,9 @@ class WithRouting:
             return str(error)
         return None
 
-    async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`."""
-        return await self._filter.rebalance(change)
+    async def change(self, change: RuleChange) -> bool:
+        """See `Netfilter.change`."""
+        return await self._filter.change(change)
 
     async def apply(self, wanted: RuleSet, *, verify: bool) -> bool:
         """See `Netfilter.apply`. Marked packets need the routing rules, so these are added first and removed last."""

@@ -16,7 +16,7 @@ from kubeproxy.model import Protocol
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
 from kubeproxy.netfilter.interface import Netfilter
-from kubeproxy.netfilter.ruleset import Rebalance, RuleSet, part
+from kubeproxy.netfilter.ruleset import RuleChange, RuleSet, part
 from kubeproxy.proxier.clock import Clock
 from kubeproxy.proxier.reports import Part, Reports
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
@@ -102,6 +102,8 @@ class KernelSync:
         """When the last transaction succeeded, by the proxier's clock, or None before the first one."""
         self._requested = 0
         """The generation of the rules in the last attempted transaction, successful or not."""
+        self._follows = False
+        """Whether the rules in force are those that netfilter was last given. Otherwise it gets complete rules."""
         self._reconciled: RuleSet | None = None
         """The rules with which the conntrack entries last agreed, or None if that is unknown."""
         self._handed_over = False
@@ -158,24 +160,47 @@ class KernelSync:
         full = self._schedule.full_due(started_at)
         if (full or self._suspicious) and await self._has_lost_to_rival():
             return False
-        generation, ruleset = self._rules.generation, self._ruleset()
-        self._requested = generation
         self._schedule.started(started_at, full=full)
         try:
-            async with self._handover.transaction():
-                changed = await self._netfilter.apply(ruleset, verify=full)
+            changed = await self._change_services()
+            if full or not changed:
+                changed |= await self._replace(full=full)
         except KubeproxyError as error:
             self._schedule.failed(self._clock.now())
             self._reports.failed(Part.NETFILTER, error)
             return False
         ended_at = self.programmed_at = self._clock.now()
-        self.in_force, self.generation = ruleset, generation
         self._schedule.succeeded(ended_at, full=full)
         self._reports.recovered(Part.NETFILTER)
         self._reports.observer.programmed(duration_s=ended_at - started_at, full=full, changed=changed)
+        return True
+
+    async def _change_services(self) -> bool:
+        """Make the changes of Services in the rules in force, and return whether that was done. It costs nothing that
+        grows with the number of all Services."""
+        in_force, generation = self.in_force, self._rules.generation
+        if in_force is None or not (self._follows and self._handed_over) or generation == self.generation:
+            return False
+        change = self._rules.take_change(in_force)
+        if change is None:
+            return False
+        self._requested, self._follows = generation, False
+        if not await self._netfilter.change(change):
+            return False
+        self._follows, self.generation = True, generation
+        await self._enter(change, in_force)
+        return True
+
+    async def _replace(self, *, full: bool) -> bool:
+        """Give netfilter the complete rules, and return whether the kernel had others."""
+        generation, ruleset = self._rules.generation, self._ruleset()
+        self._requested, self._follows = generation, False
+        async with self._handover.transaction():
+            changed = await self._netfilter.apply(ruleset, verify=full)
+        self._follows, self.in_force, self.generation = True, ruleset, generation
         if changed and (ruleset is self._reconciled or ruleset == self._reconciled):
             self._reconciled = None  # Another process had changed our rules, so flows may have begun without them.
-        return True
+        return changed
 
     def _ruleset(self) -> RuleSet:
         """Return the wanted rules. If they are equal to the rules in force, return the same object."""
@@ -244,7 +269,7 @@ class KernelSync:
         if not change:
             return
         try:
-            done = self._handed_over and await self._netfilter.rebalance(change)
+            done = self._handed_over and await self._netfilter.change(change)
         except KubeproxyError as error:
             self._schedule.require_full_sync()
             self._reports.failed(Part.NETFILTER, error)
@@ -254,19 +279,25 @@ class KernelSync:
         else:
             self._rules.require_rules()
 
-    async def _enter(self, change: Rebalance, in_force: RuleSet) -> None:
-        """Record a change that is now in the kernel, and delete the UDP conntrack entries to endpoints that were
-        removed."""
-        moved = {destination for destination, _ in change.spreads if destination.protocol is Protocol.UDP}
-        before = part(in_force, moved)
-        in_force.rebalance(change)
-        if not moved or self._reconciled is None:
+    async def _enter(self, change: RuleChange, in_force: RuleSet) -> None:
+        """Record a change that the kernel has made, and delete the conntrack entries that contradict it: those of UDP,
+        and unanswered ones of TCP that are older than their Service."""
+        looked_at = change
+        if change.only_endpoints:
+            datagrams = {it: spread for it, spread in change.spreads.items() if it.destination.protocol is Protocol.UDP}
+            looked_at = RuleChange(datagrams)
+        before = part(in_force, looked_at)
+        in_force.enter(change)
+        if not looked_at or self._reconciled is None:
             return
+        started_at = self._clock.now()
         try:
-            await self._conntrack.reconcile(before, part(in_force, moved))
+            deleted = await self._conntrack.reconcile(before, part(in_force, looked_at))
         except KubeproxyError as error:
             self._reconciled = None
             self._reports.conntrack_failed(error)
+            return
+        self._reports.observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
 
     async def leads_here(self) -> bool:
         """Return whether the kernel still has redirects to this instance. Raise KernelError if the rules cannot be

@@ -1,16 +1,16 @@
 """Builds the RuleSet of the serving frontends and their proxy ports.
 
-The rule set is updated incrementally, so the cost of a change does not depend on the number of frontends. Only the copy
-that `ruleset` returns does, at a few nanoseconds per frontend.
+The rule set is updated incrementally, so the cost of a change, and of `take_change`, does not depend on the number of
+frontends. Only the copy that `ruleset` returns does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -26,7 +26,7 @@ from kubeproxy.model import (
     Verdict,
 )
 from kubeproxy.model.snapshot import DataPath, SlotUse
-from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, RuleChange, RuleSet, Spread
 from kubeproxy.proxier.address_claims import AddressClaims, Claimant, Place
 from kubeproxy.proxier.data_path_choice import Ejected, Wanted, why_userspace
 from kubeproxy.proxier.hairpins import Hairpins
@@ -93,6 +93,12 @@ class RuleSetBuilder:
         self._spreads: dict[Traffic, Spread] = {}
         self._unbalanced: dict[Traffic, None] = {}
         """The traffic whose spread has changed since it was last sent to the kernel."""
+        self._touched: dict[Destination, None] = {}
+        """The destinations whose rules may have changed since they were last sent to the kernel."""
+        self._touched_ports: dict[ProxyPort, None] = {}
+        """The proxy ports that came or went, or began or ceased to refuse, since then."""
+        self._whole = True
+        """Whether the kernel needs complete rules, because more than destinations and ports has changed."""
         self._allowed_sources: dict[Destination, frozenset[str]] = {}
         self._masquerades: dict[Destination, Masquerade] = {}
         # These are by proxy port.
@@ -147,6 +153,7 @@ class RuleSetBuilder:
         if name.scope is Scope.EXTERNAL:
             self._external.add(name)
         self._proxy_ports[entry.proxy_port] += 1
+        self._touched_ports[entry.proxy_port] = None
         if entry.verdict is not None:
             self._without_endpoints[entry.verdict][entry.proxy_port] += 1
         for destination, origin in sorted(frontend.destinations.items(), key=_anywhere_first):
@@ -195,7 +202,9 @@ class RuleSetBuilder:
         """Apply these settings from now on. `generation` increases if the rules change."""
         before, self._settings = self._settings, settings
         self._budget.limit = settings.data_path.slots
-        self._ever_kernel = self._ever_kernel or settings.data_path.wanted is not Wanted.USERSPACE
+        if settings.data_path.wanted is not Wanted.USERSPACE and not self._ever_kernel:
+            self._ever_kernel = True
+            self.require_rules()
         was, now = before.facts, settings.facts
         if (settings.data_path, now.forwarding, now.internal_sources) != (
             before.data_path,
@@ -205,7 +214,7 @@ class RuleSetBuilder:
             self._choose_paths()
         self._set_hooks()
         if _in_rules(settings) != _in_rules(before):
-            self.generation += 1
+            self.require_rules()
 
     def use_ejected(self, ejected: Ejected, at: Iterable[FrontendName]) -> None:
         """Set the endpoints that get no new connections from the kernel. `at` has the frontends with an endpoint whose
@@ -252,21 +261,50 @@ class RuleSetBuilder:
         """Return how many slots of the kernel path are in use, and their limit."""
         return self._budget.use
 
-    def take_unbalanced(self, in_force: RuleSet) -> Rebalance:
-        """Return the spreads, hairpins and hooks that have changed since the last call, or since the last `ruleset`.
-
-        Only spreads of destinations that the rules in force redirect to the same port are returned. All other changes,
-        such as the first and the last hook, need new rules anyway."""
+    def take_unbalanced(self, in_force: RuleSet) -> RuleChange:
+        """Return the spreads, hairpins and hooks that changed since the last call, or since the last `ruleset`. It
+        returns only spreads of destinations that the rules in force redirect to the same ports. All others wait for
+        `take_change`, and the first and the last hook need complete rules."""
         spreads = {
             traffic: self._spreads.get(traffic)
             for traffic in self._unbalanced
             if traffic in in_force.redirects and in_force.redirects[traffic] == self._redirects.get(traffic)
         }
-        hairpins = self._hairpins.moved(in_force.hairpins)
-        moved = self._moved_hooks if in_force.hooks and self._hooks else ()
-        hooks = {it: it in self._hooks for it in moved if (it in self._hooks) is not (it in in_force.hooks)}
+        change = RuleChange(spreads, self._hairpins.moved(in_force.hairpins), self._changed_hooks(in_force))
         self._note_balanced()
-        return Rebalance(spreads, hairpins, hooks)
+        return change
+
+    def take_change(self, in_force: RuleSet) -> RuleChange | None:
+        """Return all changes since the last call, or since the last `ruleset`, which the rules in force have apart from
+        these. Return None if they take complete rules."""
+        if self._whole or self._transparent() is not in_force.transparent:
+            return None
+        touched = [
+            traffic
+            for traffic in (Traffic(destination, origin) for destination in self._touched for origin in Origin)
+            if traffic in self._redirects or traffic in in_force.redirects
+        ]
+        change = RuleChange(
+            spreads={
+                traffic: self._spreads.get(traffic)
+                for traffic in dict.fromkeys((*self._unbalanced, *touched))
+                if self._spreads.get(traffic) is not in_force.spreads.get(traffic)
+            },
+            hairpins=self._hairpins.moved(in_force.hairpins),
+            hooks=self._changed_hooks(in_force),
+            redirects={traffic: self._redirects.get(traffic) for traffic in touched},
+            allowed_sources=_differing(self._touched, self._allowed_sources, in_force.allowed_sources),
+            masquerades=_differing(self._touched, self._masquerades, in_force.masquerades),
+            proxy_ports=_moved(self._touched_ports, self._proxy_ports, in_force.proxy_ports),
+            refused=_moved(self._touched_ports, self._without_endpoints[Verdict.REFUSE], in_force.refused),
+            dropped=_moved(self._touched_ports, self._without_endpoints[Verdict.DROP], in_force.dropped),
+        )
+        self._note_taken()
+        return change
+
+    def _changed_hooks(self, in_force: RuleSet) -> dict[Destination, bool]:
+        moved = self._moved_hooks if in_force.hooks and self._hooks else ()
+        return _moved(moved, self._hooks, in_force.hooks)
 
     @property
     def is_balanced(self) -> bool:
@@ -278,13 +316,20 @@ class RuleSetBuilder:
         self._hairpins.settle()
         self._moved_hooks.clear()
 
+    def _note_taken(self) -> None:
+        self._note_balanced()
+        self._touched.clear()
+        self._touched_ports.clear()
+        self._whole = False
+
     def require_rules(self) -> None:
-        """Require a transaction with the complete rules, because the kernel refused what `take_unbalanced` returned."""
+        """Have the kernel get the complete rules."""
+        self._whole = True
         self.generation += 1
 
     def ruleset(self) -> RuleSet:
         """Return a copy of the present rules."""
-        self._note_balanced()
+        self._note_taken()
         return RuleSet(
             redirects=self._redirects.copy(),
             internal_sources=self._settings.facts.internal_sources,
@@ -293,9 +338,9 @@ class RuleSetBuilder:
             allowed_sources=self._allowed_sources.copy(),
             transparent=self._transparent(),
             guard_sockets=self._settings.guard_sockets,
-            proxy_ports=frozenset(self._proxy_ports),
-            refused=frozenset(self._without_endpoints[Verdict.REFUSE]),
-            dropped=frozenset(self._without_endpoints[Verdict.DROP]),
+            proxy_ports=set(self._proxy_ports),
+            refused=set(self._without_endpoints[Verdict.REFUSE]),
+            dropped=set(self._without_endpoints[Verdict.DROP]),
             landing=self._settings.landing,
             bind=self._settings.bind,
             spreads=self._spreads.copy(),
@@ -322,7 +367,7 @@ class RuleSetBuilder:
         asked = [pod for pod, ports in self._pods.items() if port not in ports] if port else []
         hooks = frozenset(Destination(pod, Protocol.TCP, port) for pod in asked)
         if bool(hooks) is not bool(self._hooks):
-            self.generation += 1  # The first hook adds rules, and the last one removes them.
+            self.require_rules()  # With the first hook rules come, and with the last one they go.
         self._moved_hooks.update(dict.fromkeys(hooks ^ self._hooks))
         self._hooks = hooks
 
@@ -418,6 +463,7 @@ class RuleSetBuilder:
         if masquerade is self._masquerades.get(destination):
             return
         self.generation += 1
+        self._touched[destination] = None
         if masquerade is None:
             del self._masquerades[destination]
         else:
@@ -441,6 +487,7 @@ class RuleSetBuilder:
 
     def _forget(self, name: FrontendName, entry: _Entry, *, keep: Set[Destination]) -> None:
         _count_down(self._proxy_ports, entry.proxy_port)
+        self._touched_ports[entry.proxy_port] = None
         if entry.verdict is not None:
             _count_down(self._without_endpoints[entry.verdict], entry.proxy_port)
         for destination in entry.frontend.destinations.keys() - keep:
@@ -448,7 +495,9 @@ class RuleSetBuilder:
             self._settle(destination)
 
     def _settle(self, destination: Destination) -> None:
-        """Set for each origin of traffic to a destination which frontend gets that traffic."""
+        """Give the traffic to a destination to the frontend that has the destination, for each origin of the
+        traffic."""
+        self._touched[destination] = None
         ranges: frozenset[str] = frozenset()
         for traffic in (Traffic(destination, origin) for origin in Origin):
             name = self.claims.holder(traffic)
@@ -471,6 +520,22 @@ class RuleSetBuilder:
         else:
             self._allowed_sources.pop(destination, None)
         self._set_masquerade(destination)
+
+
+def _differing(
+    keys: Iterable[_Key], now: Mapping[_Key, _Value], before: Mapping[_Key, _Value]
+) -> dict[_Key, _Value | None]:
+    """Return the values that have changed, with None for those that are gone."""
+    return {key: now.get(key) for key in keys if now.get(key) != before.get(key)}
+
+
+def _moved(keys: Iterable[_Key], now: Container[_Key], before: Container[_Key]) -> dict[_Key, bool]:
+    """Return which keys came (true) or went (false)."""
+    return {key: key in now for key in keys if (key in now) is not (key in before)}
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def _count_down(ports: Counter[ProxyPort], port: ProxyPort) -> None:

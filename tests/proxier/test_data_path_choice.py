@@ -279,7 +279,7 @@ def test_another_endpoint_on_this_node_costs_no_new_rules() -> None:
     made.lead(replace(web, endpoints=THREE[1:], neighbors=THREE[2:]))
     change = made.take_unbalanced(in_force)
     assert change.hairpins == {THREE[0].address: False, THREE[2].address: True}
-    in_force.rebalance(change)
+    in_force.enter(change)
     made.put(replace(web, endpoints=THREE[1:], neighbors=THREE[2:]), 40001)
     assert made.generation == generation
     assert made.is_balanced
@@ -421,6 +421,29 @@ class TestRebalancing:
             assert led_to(node) == THREE
         assert node.netfilter.rebalanced >= 20
 
+    async def test_services_come_and_go_as_changes_of_the_rules_in_force(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        rules, applied = node.proxier.kernel.in_force, len(node.netfilter.history)
+        for name, address in (("shop", "10.96.0.7"), ("api", "10.96.0.8")):
+            node.tracker.put_slice(SOURCE, endpoint_slice(name, "10.0.0.1"))
+            node.tracker.put_service(SOURCE, service(name, address))
+            await node.settle()
+            assert led_to(node, destination(f"{address}:80")) == THREE[:1]
+        node.tracker.remove_service(SOURCE, service("shop").name)
+        await node.settle()
+        assert node.netfilter.trace(destination("10.96.0.7:80")).fate is Fate.PASSED
+        assert node.netfilter.services_changed == len(node.netfilter.history) - applied == 3
+        assert node.proxier.kernel.in_force is rules
+
+    async def test_a_refused_change_of_services_is_repeated_with_all_rules(self, make_node: MakeNode) -> None:
+        node = await serving(make_node())
+        node.netfilter.fail(times=1)
+        node.tracker.put_service(SOURCE, service("shop", "10.96.0.7"))
+        node.tracker.put_slice(SOURCE, endpoint_slice("shop", "10.0.0.1"))
+        await node.settle()
+        assert led_to(node, destination("10.96.0.7:80")) == THREE[:1]
+        assert not node.netfilter.services_changed
+
     async def test_a_change_does_not_wait_for_the_data_plane(
         self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -471,8 +494,11 @@ class TestRebalancing:
         assert given[0] == node.netfilter.kernel
         node.tracker.put_slice(SOURCE, endpoint_slice("web", ""))
         await node.pass_time(31.0)
+        assert given[-1] is given[0], "a change of Services is entered in them"
+        assert given[-1].refused == node.netfilter.kernel.refused != set()
+        node.use(landing={Family.IPV4: Address("10.2.0.1")})
+        await node.pass_time(31.0)
         assert given[-1] is not given[0]
-        assert given[-1].refused
 
     async def test_ejected_endpoints_get_no_clients_and_come_back(self, make_node: MakeNode) -> None:
         node = await serving(make_node())

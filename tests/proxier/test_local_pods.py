@@ -172,7 +172,7 @@ def test_other_pods_take_other_elements_and_no_other_rules() -> None:
     assert not rules.is_balanced
     change = rules.take_unbalanced(in_force)
     assert {it.address: is_one for it, is_one in change.hooks.items()} == {A: False, B: True, SIX: True}
-    in_force.rebalance(change)
+    in_force.enter(change)
     assert in_force == rules.ruleset()
     rules.use_pods({})
     assert rules.generation > generation, "the rules go with the last hook"

@@ -34,6 +34,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.ruleset import ProxyPort
 from kubeproxy.proxier import NodeFacts, Preserve
+from kubeproxy.proxier.data_path_choice import DataPathPolicy, Wanted
 from kubeproxy.proxier.frontends import resolve
 from tests.proxier.builders import endpoint_slice
 from tests.proxier.fake_node import SOURCE, Node
@@ -92,12 +93,12 @@ class PoliciesMachine(NodeMachine):
         self.services: dict[ServiceName, Service] = {}
         self.endpoints: dict[ServiceName, list[Endpoint]] = {}
 
-    @initialize(preserve=st.sampled_from(Preserve))
-    def choose_preserved_addresses(self, preserve: Preserve) -> None:
+    @initialize(preserve=st.sampled_from(Preserve), path=st.sampled_from([Wanted.USERSPACE, Wanted.KERNEL]))
+    def choose_preserved_addresses_and_path(self, preserve: Preserve, path: Wanted) -> None:
         self.node.list_nothing()
         self.start()
-        self.facts = replace(self.facts, preserve=preserve)
-        self.node.use(facts=self.facts)
+        self.facts = replace(self.facts, preserve=preserve, forwarding=frozenset(Family))
+        self.node.use(facts=self.facts, data_path=DataPathPolicy(path))
 
     @rule(service=services)
     def put_service(self, service: Service) -> None:
@@ -229,6 +230,7 @@ class PoliciesMachine(NodeMachine):
     ) -> None:
         kernel, listening = self.node.netfilter.kernel, self.node.data_plane.listening
         assert listening.keys() == wanted.keys()
+        assert kernel == self.node.proxier._state.rules.ruleset(), "as if all rules had been given to it at once"
         ports = {ProxyPort(listen.protocol, listen.port): name for name, listen in listening.items()}
         assert kernel.proxy_ports == ports.keys()
         for name, frontend in wanted.items():

@@ -320,12 +320,14 @@ async def test_flows_are_reconciled_after_every_change_of_rules(tracked: tuple[N
     assert len(conntrack.calls) == calls, "the periodic sync has changed nothing"
 
 
-async def test_a_failed_reconciliation_is_repeated_with_the_same_rules_before(
-    tracked: tuple[Node, FakeConntrack],
-) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_failed_reconciliation_is_repeated(tracked: tuple[Node, FakeConntrack], whole: bool) -> None:
+    """With the same rules before if all rules have been replaced, and otherwise as if these were unknown."""
     node, conntrack = tracked
     first = node.netfilter.kernel
-    conntrack.fail("no more memory")
+    conntrack.fail("no more memory", times=1 if whole else 2)
+    if whole:
+        node.use(landing={Family.IPV4: Address("10.2.0.1")})
     await serve(node, service())
     assert "conntrack failed: no more memory" in node.diary.entries
     assert meets(node, "10.96.0.1:80") != Fate.PASSED
@@ -334,7 +336,7 @@ async def test_a_failed_reconciliation_is_repeated_with_the_same_rules_before(
     assert "conntrack" in snapshot.failing
     assert snapshot.failures == 0
     await node.pass_time(31.0)
-    assert conntrack.calls[-1] == (first, node.netfilter.kernel)
+    assert conntrack.calls[-1] == (first if whole else None, node.netfilter.kernel)
     assert node.proxier.view.snapshot().failing is None
 
 

@@ -12,7 +12,7 @@ from kubeproxy.dataplane.messages import Listen, Message, Retire, SetEndpoints
 from kubeproxy.model import Address, Family, FrontendName, Protocol
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.packet_simulation import Fate
-from kubeproxy.netfilter.ruleset import RuleSet
+from kubeproxy.netfilter.ruleset import RuleChange, RuleSet
 from kubeproxy.proxier import START_GRACE_S, Periods, PortRange
 from kubeproxy.proxier.sync_schedule import QUICK_ROUNDS
 from tests.proxier.builders import endpoint_slice, frontend_name, name, service, targets
@@ -171,13 +171,13 @@ class TestServices:
         self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         node = await serving(make_node())
-        apply, shown = node.netfilter.apply, []
+        change, shown = node.netfilter.change, []
 
-        async def watched(wanted: RuleSet, *, verify: bool) -> bool:
+        async def watched(made: RuleChange) -> bool:
             shown.append(node.proxier.view.snapshot())
-            return await apply(wanted, verify=verify)
+            return await change(made)
 
-        monkeypatch.setattr(node.netfilter, "apply", watched)
+        monkeypatch.setattr(node.netfilter, "change", watched)
         node.tracker.replace_services(
             SOURCE, [service("web"), service("mixed", ips="10.96.0.2", ports="a:80 b:81/SCTP")]
         )
@@ -255,13 +255,18 @@ class TestOrder:
     ) -> None:
         node = make_node()
         standing: list[set[FrontendName]] = []
-        apply = node.netfilter.apply
+        apply, change = node.netfilter.apply, node.netfilter.change
 
-        async def watched(wanted: RuleSet, *, verify: bool) -> bool:
+        async def first(wanted: RuleSet, *, verify: bool) -> bool:
             standing.append(set(node.data_plane.listening))
             return await apply(wanted, verify=verify)
 
-        monkeypatch.setattr(node.netfilter, "apply", watched)
+        async def later(made: RuleChange) -> bool:
+            standing.append(set(node.data_plane.listening))
+            return await change(made)
+
+        monkeypatch.setattr(node.netfilter, "apply", first)
+        monkeypatch.setattr(node.netfilter, "change", later)
         await serving(node)
         node.tracker.remove_service(SOURCE, WEB.service_port.service)
         await node.rest()

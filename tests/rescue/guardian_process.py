@@ -18,7 +18,7 @@ from dataclasses import asdict
 from kubeproxy.model import NODE_PORTS, Address, Destination, Family, Protocol, Target, Traffic, family_of
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.routing.route_watch import Prefix
-from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Masquerade, RuleChange, RuleSet, Spread
 from kubeproxy.rescue import dials
 from kubeproxy.rescue.ejector import Ejector
 from kubeproxy.rescue.fair_turns import Tenants
@@ -113,7 +113,7 @@ class OneService(Ejector):
 
     async def _spread(self) -> None:
         async with self._lock:
-            assert await self._adapter.rebalance(Rebalance(self.spreads()))
+            assert await self._adapter.change(RuleChange(self.spreads()))
             found = sorted(
                 (each.protocol.value, str(each.target), it.reason) for each, it in self._ejections.ejected.items()
             )

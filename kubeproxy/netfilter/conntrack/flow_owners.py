@@ -42,6 +42,7 @@ class FlowOwners:
         self._holder = holder
         self._list_local = local
         self._rules: RuleSet | None = None
+        self._service_changes = 0
         self._local: frozenset[Address] | None = None
         """This node's addresses, or None if they have not been read since the last `use`."""
         self._found: dict[Route, _Owners] = {}
@@ -52,9 +53,9 @@ class FlowOwners:
     def use(self, rules: RuleSet) -> None:
         """Use these rules from now on. This node's addresses are read again when they are needed."""
         self._local = None
-        if rules is self._rules:
+        if rules is self._rules and rules.service_changes == self._service_changes:
             return
-        self._rules = rules
+        self._rules, self._service_changes = rules, rules.service_changes
         self._before.update((route, owners) for route, owners in self._found.items() if owners is not _NONE)
         if len(self._before) > ROUTES_MAX:
             self._before.clear()

@@ -266,7 +266,9 @@ class Transition:
             return True
         if found is None:
             if flow.is_translated:
-                return flow.target_port in self._proxy_ports and flow.target in home
+                was = None if self._before is None else self._before.destination(flow, local)
+                to_ours = flow.target_port in self._proxy_ports or (was is not None and was[1] == flow.target_port)
+                return to_ours and flow.target in home
             return flow.port in now.guarded and flow.address in local
         if flow.is_translated and flow.target not in home:
             return self._before is None or self._before.destination(flow, local) is None

@@ -39,7 +39,7 @@ from kubeproxy.netfilter.iptables.chains import (
 from kubeproxy.netfilter.iptables.entry import Entry
 from kubeproxy.netfilter.iptables.lock import xtables_lock
 from kubeproxy.netfilter.iptables.nat import reach
-from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleChange, RuleSet
 
 log = structlog.get_logger(__name__)
 
@@ -93,8 +93,8 @@ class Iptables:
         clients are never redirected to an unguarded port."""
         return await self._in_thread(self._apply, wanted, verify)
 
-    async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`. This adapter does not support it."""
+    async def change(self, change: RuleChange) -> bool:
+        """See `Netfilter.change`. This adapter does not support it."""
         return False
 
     async def reach(self, ours: RuleSet) -> Reach:

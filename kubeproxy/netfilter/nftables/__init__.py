@@ -5,7 +5,8 @@ transaction_steps  the commands of that transaction, in nft's syntax
 declarations     the table's maps, sets and base chains
 rules            the rules of the static chains of both data paths; `rescue` has those for failed connections
 dynamic_chains   the chains that come and go with the Services
-spreads          endpoints in numbered slots; `rebalancing` changes only these elements
+spreads          endpoints in numbered slots
+table_change     changes of endpoints and Services, as elements
 elements         elements as values, in the syntax of nft and in that of the kernel
 affinity         session affinity: maps of clients, and the chains that use them; `affinity_lookup` finds one client
 adapter          keeps the kernel equal to a rule set

@@ -19,12 +19,12 @@ from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
 from kubeproxy.netfilter.nftables.execute import NftCommands, NotFoundError, TransactionTooLongError, refused
 from kubeproxy.netfilter.nftables.listing import clients_in, table_of
-from kubeproxy.netfilter.nftables.rebalancing import rebalancing
+from kubeproxy.netfilter.nftables.table_change import table_change
 from kubeproxy.netfilter.nftables.table_names import tables
 from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.nftables.transaction_steps import DELETION, forgetting
 from kubeproxy.netfilter.nftables.watch import TableWatch
-from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, Reach, RuleChange, RuleSet, Spread
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class Nftables:
         self._commands = NftCommands(nft=nft, timeout_s=timeout_s)
         # The table believed to be in the kernel, or None if it is unknown.
         self._believed: Table | None = None
-        # The rule set from which the believed table was made. Both are updated together by `rebalance`.
+        # The rule set from which the believed table was made. Both are updated together by `change`.
         self._applied: RuleSet | None = None
         # The number of changes by other processes so far. If it grows while the table is read, the result is invalid.
         self._foreign_changes = 0
@@ -140,19 +140,23 @@ class Nftables:
             async with self._own_transaction():
                 await self._commands.change_elements(batches(KINDS, some))
 
-    async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`."""
+    async def change(self, change: RuleChange) -> bool:
+        """See `Netfilter.change`."""
         self._notice()
-        have = self._believed
-        found = rebalancing(have, change) if have is not None else None
+        have, rules = self._believed, self._applied
+        found = table_change(have, rules, change) if have is not None and rules is not None else None
         if have is None or found is None:
             return False
         if found.chains or found.elements:
             self._believed, foreign_changes = None, self._foreign_changes
             if found.chains:
                 await self._transact(found.chain_commands)
-            async with self._own_transaction():
-                await self._commands.change_elements(batches(KINDS, found.elements))
+            try:
+                async with self._own_transaction():
+                    await self._commands.change_elements(batches(KINDS, found.elements))
+            except TransactionTooLongError:  # The kernel has changed nothing. The program nft can do it in parts.
+                self._believed = None if found.chains else have
+                return False
             found.enter(have)
             self._believed = have if foreign_changes == self._foreign_changes else None
             self._notice()

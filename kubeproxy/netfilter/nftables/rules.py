@@ -47,27 +47,28 @@ class Content(NamedTuple):
     hook_port: int
     """The value of `RuleSet.hook_port`, or 0 without hooks."""
 
+    @classmethod
+    def of(cls, wanted: RuleSet) -> Content:
+        """Return these properties of a rule set."""
+        own = {place(to, "redirects", origin) for to, origin in wanted.redirects if origin is Origin.NODE}
+        masqueraded = {place(destination, "masquerades") for destination in wanted.masquerades}
+        return cls(
+            spreads=bool(wanted.spreads),
+            sticky=any(spread.affinity_timeout_s is not None for spread in wanted.spreads.values()),
+            rescued=wanted.rescue is not None,
+            filled=frozenset(own | masqueraded),
+            uplinks=wanted.uplinks,
+            hook_port=wanted.hook_port if wanted.hooks else 0,
+        )
 
-def _content_of(wanted: RuleSet) -> Content:
-    own = {place(to, "redirects", origin) for to, origin in wanted.redirects if origin is Origin.NODE}
-    masqueraded = {place(destination, "masquerades") for destination in wanted.masquerades}
-    return Content(
-        spreads=bool(wanted.spreads),
-        sticky=any(spread.affinity_timeout_s is not None for spread in wanted.spreads.values()),
-        rescued=wanted.rescue is not None,
-        filled=frozenset(own | masqueraded),
-        uplinks=wanted.uplinks,
-        hook_port=wanted.hook_port if wanted.hooks else 0,
-    )
 
-
-def rules_of(wanted: RuleSet) -> dict[str, tuple[Rule, ...]]:
-    """Return the rules of each static chain.
+def rules_of(wanted: RuleSet, content: Content | None = None) -> dict[str, tuple[Rule, ...]]:
+    """Return the rules of each static chain. `content` is that of the rule set, if it is known already.
 
     The rules depend only on the landing addresses, the bind addresses, the direct links, `transparent` and
     `guard_sockets` of the rule set, and on its `Content`."""
     remote = {family: wanted.bind.get(family) or wanted.landing.get(family) for family in Family}
-    content = _content_of(wanted)
+    content = content or Content.of(wanted)
     return {
         **(_diverting() if wanted.transparent else {}),
         "prerouting": tuple(

@@ -39,7 +39,7 @@ from kubeproxy.netfilter.nftables.elements import (
     key_text,
     replacement,
 )
-from kubeproxy.netfilter.nftables.rules import Rule, masquerade_chain, rules_of
+from kubeproxy.netfilter.nftables.rules import Content, Rule, masquerade_chain, rules_of
 from kubeproxy.netfilter.nftables.spreads import (
     NO_SLOTS,
     Slots,
@@ -67,11 +67,11 @@ Verdicts = Mapping[tuple[str, Destination], str]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The contents of the table, wanted or in the kernel. Only `Change.enter` modifies a table."""
+    """The contents of the table, wanted or in the kernel. Only `TableChange.enter` modifies a table."""
 
     chains: dict[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
-    redirects: Mapping[Traffic, int]
+    redirects: dict[Traffic, int]
     sets: dict[str, Set[Element]]
     slots: dict[Traffic, Slots] = field(default_factory=dict)
     verdicts: dict[tuple[str, Destination], str] = field(default_factory=dict)
@@ -85,6 +85,8 @@ class Table:
     """Whether the chains and sets of the rescue exist."""
     paused: bool = False
     """Whether a pause is in the table, even if its time is over."""
+    content: Content | None = field(default=None, compare=False)
+    """The properties of the rule set that decided which rules there are, or None if the table was read."""
     sound: bool = True
     """Whether maps, sets and chains are declared as in this version. Otherwise the table is created again."""
 
@@ -99,28 +101,29 @@ EMPTY = Table(chains={}, redirects={}, sets=dict.fromkeys(SETS, frozenset()), so
 
 def _made_of(wanted: RuleSet, have: Table) -> tuple[Table, dict[str, tuple[Rule, ...]]]:
     """Return the table for a rule set, and the rules of its chains."""
-    slots = arrange(have.slots, wanted.spreads)
-    rules = _chains_of(wanted, slots)
+    slots, content = arrange(have.slots, wanted.spreads), Content.of(wanted)
+    rules = _chains_of(wanted, slots, content)
     table = Table(
         chains={chain: comments_of(each) for chain, each in rules.items()},
-        redirects=wanted.redirects,
+        redirects=dict(wanted.redirects),
         sets=_sets_of(wanted),
         slots=slots,
         verdicts=_verdicts_of(wanted),
         clients=clients_in(wanted.spreads),
         transparent=wanted.transparent,
         rescue=wanted.rescue is not None,
+        content=content,
     )
     return table, rules
 
 
-def _chains_of(wanted: RuleSet, slots: Mapping[Traffic, Slots]) -> dict[str, tuple[Rule, ...]]:
+def _chains_of(wanted: RuleSet, slots: Mapping[Traffic, Slots], content: Content) -> dict[str, tuple[Rule, ...]]:
     drawing = sorted(chains_of(slots))
     rescued = wanted.rescue is not None
     return {
         **{name: spread_rules(name, rescued=rescued) for name in drawing},
         **affinity_chains(wanted.spreads, rescued=rescued, uplinks=wanted.uplinks),
-        **rules_of(wanted),
+        **rules_of(wanted, content),
     }
 
 
@@ -136,8 +139,8 @@ def _sets_of(wanted: RuleSet) -> dict[str, Set[Element]]:
     sets: dict[str, Set[Element]] = {
         "guarded": wanted.guarded,
         "unguarded": wanted.unguarded,
-        "refused": wanted.refused,
-        "dropped": wanted.dropped,
+        "refused": set(wanted.refused),
+        "dropped": set(wanted.dropped),
     }
     for family in Family:
         number = family.value

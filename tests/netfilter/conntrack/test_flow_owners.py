@@ -20,7 +20,7 @@ from kubeproxy.model import (
 )
 from kubeproxy.netfilter.conntrack.flow_owners import FlowOwners
 from kubeproxy.netfilter.conntrack.flow_records import NEW, FlowRecord, records
-from kubeproxy.netfilter.ruleset import RuleSet, Spread
+from kubeproxy.netfilter.ruleset import RuleChange, RuleSet, Spread
 from tests.netfilter.conntrack.flow_messages import flow
 from tests.support.traffic import from_anywhere, from_node
 
@@ -109,6 +109,20 @@ def test_an_endpoint_that_has_gone_keeps_its_flows(owners: FlowOwners) -> None:
     owners.use(RuleSet())
     owners.forget_unused()  # no flow has been seen since
     assert owners.of(one(target=OTHER)) is None
+
+
+def test_services_that_change_in_the_same_rules_are_seen() -> None:
+    names = {Traffic(VIP): ALL}
+    rules = RuleSet(spreads={Traffic(VIP): spread(POD)}, redirects={Traffic(VIP): 7001})
+    owners = FlowOwners(names.get, frozenset)
+    owners.use(rules)
+    assert owners.of(one()) == ALL
+    names[Traffic(VIP)] = LOCAL
+    owners.use(rules)
+    assert owners.of(one()) == ALL, "nothing is looked up again"
+    rules.enter(RuleChange({Traffic(VIP): spread(POD)}, redirects={Traffic(VIP): 7002}))
+    owners.use(rules)
+    assert owners.of(one()) == LOCAL
 
 
 def test_a_flow_of_no_rules_is_nobodys() -> None:

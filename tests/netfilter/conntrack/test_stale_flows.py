@@ -16,8 +16,9 @@ from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.conntrack import messages as wire
 from kubeproxy.netfilter.conntrack.stale_flows import NoConntrack, TrackedFlow, Transition
 from kubeproxy.netfilter.netlink.messages import NLMSG_ERROR, Message, parse
-from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleSet, Spread, part
 from tests.support.doubles.conntrack import FakeConntrack
+from tests.support.rule_changes import change_between, like
 from tests.support.traffic import from_anywhere, from_node, of
 
 VIP, VIP6, OTHER_VIP = Address("10.96.0.10"), Address("fd96::a"), Address("10.96.0.11")
@@ -375,14 +376,14 @@ def model(it: TrackedFlow, before: RuleSet | None, now: RuleSet) -> bool:
     """Whether it is stale."""
     known = [each for each in (before, now) if each is not None]
     addresses = LOCAL.union(*(set(each.landing.values()) | set(each.bind.values()) for each in known))
-    ours = now.guarded.union(*(each.guarded for each in known))
+    ours = {port for each in (now, *known) for port in each.guarded}
     translated = (it.target, it.target_port) != (it.address, it.port)
     is_now = redirected_by(now, it.source, it.address, it.port) is not None
-    was = before is not None and redirected_by(before, it.source, it.address, it.port) is not None
+    was = None if before is None else redirected_by(before, it.source, it.address, it.port)
     if translated and it.target not in addresses:
-        return is_now and not was
+        return is_now and was is None
     if translated and not is_now:
-        return ProxyPort(Protocol.UDP, it.target_port) in ours
+        return ProxyPort(Protocol.UDP, it.target_port) in ours or (was is not None and was[1] == it.target_port)
     return (it.target, it.target_port) not in ways(now, it)
 
 
@@ -473,6 +474,28 @@ RECORD6 = bytes.fromhex(
     "1c000280" "05000100" "11000000" "06000200" "14e90000" "06000300" "dacc0000"
     "08000c00" "32853d95"
 )  # fmt: skip
+
+
+def _consistent(it: RuleSet) -> RuleSet:
+    """With the proxy ports that its redirects have. Only these refuse or drop."""
+    led = frozenset(ProxyPort(to.protocol, port) for (to, _), port in it.redirects.items())
+    return replace(it, proxy_ports=led, refused=it.refused & led, dropped=it.dropped & led)
+
+
+@given(st.lists(flows, max_size=20), rule_sets, rule_sets)
+def test_a_change_has_the_stale_flows_of_its_destinations_and_ports(
+    tracked: list[TrackedFlow], first: RuleSet, second: RuleSet
+) -> None:
+    """What the rules before have left is what they would not have deleted."""
+    first, second = _consistent(first), _consistent(like(first, second))
+    change = change_between(first, second)
+    left = [it for it in tracked if it not in Transition(None, first).stale(tracked, local=LOCAL)]
+    of_all, of_parts = Transition(first, second), Transition(part(first, change), part(second, change))
+    stale = of_all.stale(left, local=LOCAL) if of_all.families else []
+    assert of_parts.stale(left, local=LOCAL) == stale
+    assert of_parts.families or not stale, "the kernel is asked for them"
+    assert of_parts.new_tcp_families == of_all.new_tcp_families
+    assert of_parts.untranslated(tracked, local=LOCAL) == of_all.untranslated(tracked, local=LOCAL)
 
 
 def answer(record: bytes, kind: int = 0x100) -> Message:

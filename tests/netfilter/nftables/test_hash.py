@@ -17,7 +17,7 @@ from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.model import Address, Balancing, Protocol, Scheduler, Target, Traffic, seed_of
 from kubeproxy.model.maglev import SIZES, place_of, table_of
 from kubeproxy.netfilter.nftables.adapter import Nftables
-from kubeproxy.netfilter.ruleset import ClientHash, Rebalance, Spread
+from kubeproxy.netfilter.ruleset import ClientHash, RuleChange, Spread
 from tests.netfilter.stage import destination, rule_set
 from tests.support.lab import Host
 
@@ -142,7 +142,7 @@ async def test_the_kernel_path_leads_each_client_to_the_endpoint_that_a_worker_w
                         for place in range(len(table))
                     )
                     wanted = replace(wanted, spreads={Traffic(service): replace(spread, targets=left, slots=slots)})
-                    assert await nftables.rebalance(Rebalance(wanted.spreads))
+                    assert await nftables.change(RuleChange(wanted.spreads))
                 clients = some_clients(family, 1 if dead is None else 2, 2000)
                 host.run(["nft", "flush", "set", "inet", "h", "seen"])
                 send(clients, service.address, 53)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,13 @@ from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HO
 from kubeproxy.netfilter.nftables.dynamic_chains import is_dynamic
 from kubeproxy.netfilter.nftables.elements import Entry
 from kubeproxy.netfilter.nftables.listing import Listed, Listing, table_of
-from kubeproxy.netfilter.nftables.rebalancing import Change, rebalancing
 from kubeproxy.netfilter.nftables.rules import rules_of
+from kubeproxy.netfilter.nftables.table_change import TableChange, table_change
 from kubeproxy.netfilter.nftables.transaction import Table, difference
 from kubeproxy.netfilter.nftables.transaction_steps import DELETION, element_steps
-from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, ProxyPort, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import DirectLink, Masquerade, ProxyPort, RuleChange, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
+from tests.support.rule_changes import change_between, changeable, like
 
 WEB = destination("10.96.0.1", Protocol.TCP)
 DNS = destination("10.96.0.10", Protocol.UDP, 53)
@@ -307,9 +309,126 @@ def canonical(kernel: NaiveKernel) -> dict[str, Any]:
     return contents
 
 
-def commands(change: Change) -> str:
+def commands(change: TableChange) -> str:
     """A change in nft's syntax."""
     return change.chain_commands + "".join(element_steps(change.elements))
+
+
+@given(first=rule_sets, other=rule_sets, dropped_part=st.integers(0, 3), sticky=st.booleans())
+def test_a_change_of_services_leads_where_the_difference_of_all_rules_does(
+    first: RuleSet, other: RuleSet, dropped_part: int, sticky: bool
+) -> None:
+    """Some Services go, others come or change; everything else stays as it is."""
+    if not sticky:
+        first, other = (replace(it, spreads=_without_affinity(it.spreads)) for it in (first, other))
+    kept = {
+        name: dict(list(getattr(first, name).items())[dropped_part:]) | getattr(other, name)
+        for name in ("redirects", "spreads", "masquerades")
+    }
+    second = like(first, replace(other, **kept, allowed_sources=first.allowed_sources))
+    table, change = have(first), change_between(first, second)
+    found = table_change(table, first, change)
+    if found is None:
+        return
+    travelled, direct = NaiveKernel(), NaiveKernel()
+    travelled.obey("".join(difference(None, first)))
+    travelled.obey(commands(found))
+    direct.obey("".join(difference(None, second)))
+    assert canonical(travelled) == canonical(direct)
+    assert lasting(direct.chains).keys() <= lasting(travelled.chains).keys()
+    # What is believed afterwards is what is there, and leads to the same as if all rules had been compared.
+    found.enter(table)
+    expected = Table.of(second, after=table)
+    assert (table.redirects, table.sets, table.slots, table.verdicts) == (
+        expected.redirects,
+        expected.sets,
+        expected.slots,
+        expected.verdicts,
+    )
+    assert table.chains == {name: tuple(comments) for name, comments in travelled.chains.items()}
+    entered = changeable(first)
+    entered.enter(change)
+    assert entered == second
+    travelled.obey("".join(difference(table, second)))
+    assert canonical(travelled) == canonical(direct)
+    assert lasting(travelled.chains) == lasting(direct.chains)
+
+
+def _without_affinity(spreads: Mapping[Traffic, Spread]) -> dict[Traffic, Spread]:
+    return {traffic: replace(spread, affinity_timeout_s=None) for traffic, spread in spreads.items()}
+
+
+def _services(*numbers: int) -> RuleSet:
+    """These Services, with a cluster IP and a node port; every third has no endpoint."""
+    places = [
+        (number, place)
+        for number in numbers
+        for place in (
+            destination(f"10.96.{number >> 8}.{number & 255}", Protocol.TCP),
+            node_port(Family.IPV4, Protocol.TCP, 30000 + number),
+        )
+    ]
+    rules = rule_set({place: 7000 + number for number, place in places}, node_addresses=("10.2.0.1",))
+    led = {number: (Target(Address("10.0.0.1"), number),) for number in numbers if number % 3}
+    return replace(
+        rules,
+        spreads={
+            Traffic(place): Spread(f"default/web-{number}", led.get(number, ()), led.get(number, ()))
+            for number, place in places
+        },
+        masquerades={place: Masquerade.ALWAYS for number, place in places if number in led},
+        refused={ProxyPort(Protocol.TCP, 7000 + number) for number in numbers if number not in led},
+    )
+
+
+def test_services_that_come_and_go_are_elements() -> None:
+    first = _services(1, 2)
+    change = table_change(have(first), first, change_between(first, _services(1, 3)))
+    assert change is not None
+    assert not change.chains
+    assert sorted(commands(change).splitlines()) == [
+        "add element inet kubeproxy guarded { tcp . 7003 }",
+        "add element inet kubeproxy node_port_refusals4 { tcp . 30003 }",
+        "add element inet kubeproxy node_ports4 { tcp . 30003 : 7003 }",
+        "add element inet kubeproxy redirects4 { 10.96.0.3 . tcp . 80 : 7003 }",
+        "add element inet kubeproxy refusals4 { 10.96.0.3 . tcp . 80 }",
+        "add element inet kubeproxy refused { tcp . 7003 }",
+        "add element inet kubeproxy translated4 { 10.96.0.3 . tcp . 80 }",
+        "add element inet kubeproxy translated_node_ports4 { tcp . 30003 }",
+        "delete element inet kubeproxy guarded { tcp . 7002 }",
+        "delete element inet kubeproxy masquerades4 { 10.96.0.2 . tcp . 80 : jump masquerade_always }",
+        "delete element inet kubeproxy node_port_masquerades4 { tcp . 30002 : jump masquerade_always }",
+        "delete element inet kubeproxy node_port_spreads4 { tcp . 30002 : jump node_port_tcp_spread4_1 }",
+        "delete element inet kubeproxy node_port_tcp_slots4 { 30002 . 0 : 10.0.0.1 . 2 }",
+        "delete element inet kubeproxy node_ports4 { tcp . 30002 : 7002 }",
+        "delete element inet kubeproxy redirects4 { 10.96.0.2 . tcp . 80 : 7002 }",
+        "delete element inet kubeproxy spreads4 { 10.96.0.2 . tcp . 80 : jump tcp_spread4_1 }",
+        "delete element inet kubeproxy tcp_slots4 { 10.96.0.2 . 80 . 0 : 10.0.0.1 . 2 }",
+        "delete element inet kubeproxy translated4 { 10.96.0.2 . tcp . 80 }",
+        "delete element inet kubeproxy translated_node_ports4 { tcp . 30002 }",
+    ]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        replace(_services(1, 2), allowed_sources={WEB: frozenset({"10.0.0.0/8"})}),
+        replace(_services(1, 2), redirects={**_services(1, 2).redirects, Traffic(WEB, Origin.NODE): 7001}),
+        replace(
+            _services(1, 2),
+            redirects={**_services(1, 2).redirects, Traffic(destination("10.2.0.1", Protocol.TCP, 7001)): 7001},
+        ),
+        replace(
+            _services(1, 2),
+            spreads={**_services(1, 2).spreads, Traffic(WEB): Spread("w", (Target(Address("10.0.0.1"), 80),), (), 60)},
+        ),
+        _services(*range(1, 4000)),
+    ],
+    ids=["ranges", "the first way of this node", "a port without a guard", "affinity", "very many"],
+)
+def test_what_takes_other_rules_or_very_many_elements_is_no_change(second: RuleSet) -> None:
+    first = _services(1)
+    assert table_change(have(first), first, change_between(first, second)) is None
 
 
 def _ports(spread: Spread) -> set[int]:
@@ -330,7 +449,7 @@ def _own_and_other(*own: Target) -> RuleSet:
 
 @given(first=rule_sets, second=rule_sets)
 @example(first=_own_and_other(), second=_own_and_other(TARGETS[Family.IPV4][1]))
-def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: RuleSet, second: RuleSet) -> None:
+def test_other_targets_are_the_part_of_a_difference_that_concerns_them(first: RuleSet, second: RuleSet) -> None:
     """Only targets change: masquerading, redirects and the rest are those of the first."""
     changes = {each: it for each, it in second.spreads.items() if each in first.spreads}
     same = all(
@@ -341,7 +460,7 @@ def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: Ru
         for each, it in changes.items()
     )
     before = have(first)
-    change = rebalancing(before, Rebalance(changes))
+    change = table_change(before, first, RuleChange(changes))
     if change is None or not same:
         return
     after = replace(first, spreads={**first.spreads, **changes})
@@ -364,9 +483,8 @@ def test_rebalancing_is_the_part_of_a_difference_that_concerns_targets(first: Ru
 def test_one_endpoint_of_a_thousand_costs_two_slots_and_a_jump() -> None:
     targets = tuple(Target(Address(f"10.0.{number >> 8}.{number & 255}"), 80) for number in range(1000))
     before = RuleSet(spreads={Traffic(WEB): Spread("default/web", targets, targets)})
-    change = rebalancing(
-        have(before), Rebalance({Traffic(WEB): Spread("default/web", targets[:3] + targets[4:], targets)})
-    )
+    fewer = Spread("default/web", targets[:3] + targets[4:], targets)
+    change = table_change(have(before), before, RuleChange({Traffic(WEB): fewer}))
     assert change is not None
     elements = [line.split(" { ")[1].removesuffix(" }") for line in commands(change).splitlines() if "element" in line]
     assert elements == [
@@ -381,7 +499,7 @@ def test_one_endpoint_in_place_of_another_costs_one_slot() -> None:
     targets = tuple(Target(Address(f"10.0.{number >> 8}.{number & 255}"), 80) for number in range(1000))
     before = RuleSet(spreads={Traffic(WEB): Spread("default/web", targets, targets)})
     replaced = tuple(sorted((Target(Address("10.9.9.9"), 80), *targets[:3], *targets[4:])))
-    change = rebalancing(have(before), Rebalance({Traffic(WEB): Spread("default/web", replaced, replaced)}))
+    change = table_change(have(before), before, RuleChange({Traffic(WEB): Spread("default/web", replaced, replaced)}))
     assert change is not None
     assert commands(change) == (
         "delete element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 3 : 10.0.0.3 . 80 }\n"
@@ -392,7 +510,7 @@ def test_one_endpoint_in_place_of_another_costs_one_slot() -> None:
 def test_without_targets_the_redirect_applies() -> None:
     target = (Target(Address("10.0.0.1"), 80),)
     before = RuleSet(redirects={Traffic(WEB): 7001}, spreads={Traffic(WEB): Spread("default/web", target, target)})
-    change = rebalancing(have(before), Rebalance({Traffic(WEB): Spread("default/web", (), target)}))
+    change = table_change(have(before), before, RuleChange({Traffic(WEB): Spread("default/web", (), target)}))
     assert change is not None
     assert commands(change) == (
         "delete element inet kubeproxy tcp_slots4 { 10.96.0.1 . 80 . 0 : 10.0.0.1 . 80 }\n"

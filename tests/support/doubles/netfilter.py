@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from kubeproxy.model import Address, Destination
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import PAUSE_S, Feature
 from kubeproxy.netfilter.packet_simulation import Fate, Trace, trace
-from kubeproxy.netfilter.ruleset import Reach, Rebalance, RuleSet
+from kubeproxy.netfilter.ruleset import Reach, RuleChange, RuleSet
+from tests.support.rule_changes import changeable
 
 
 class FakeNetfilter:
@@ -27,7 +27,9 @@ class FakeNetfilter:
         self.failures: list[str] = []
         """Error texts, in order. Each makes one apply, pause or cleanup fail and change nothing."""
         self.rebalanced = 0
-        """Successful calls of `rebalance`."""
+        """Successful calls of `change` with endpoints alone."""
+        self.services_changed = 0
+        """Other successful calls of `change`."""
         self.paused: frozenset[Destination] = frozenset()
         """The destinations with waiting clients."""
         self._on_foreign_change: Callable[[], None] = lambda: None
@@ -62,21 +64,25 @@ class FakeNetfilter:
         """See `Netfilter.apply`."""
         self._maybe_fail()
         have = self.kernel if verify or self.believed is None else self.believed
-        self.believed = wanted = _copy(wanted)
+        self.believed = wanted = changeable(wanted)
         if have == wanted and not self.paused:
             return False
         self.kernel, self.paused = wanted, frozenset()
         self.history.append(wanted)
         return True
 
-    async def rebalance(self, change: Rebalance) -> bool:
-        """See `Netfilter.rebalance`."""
+    async def change(self, change: RuleChange) -> bool:
+        """See `Netfilter.change`."""
         self._maybe_fail()
         if self.believed is None or self.kernel != self.believed:
             return False
-        self.kernel = self.believed = _copy(self.kernel)
-        self.kernel.rebalance(change)
-        self.rebalanced += 1
+        self.kernel = self.believed = changeable(self.kernel)
+        self.kernel.enter(change)
+        if change.only_endpoints:
+            self.rebalanced += 1
+        else:
+            self.history.append(changeable(self.kernel))
+            self.services_changed += 1
         return True
 
     async def why_not(self, feature: Feature) -> str | None:
@@ -116,8 +122,3 @@ class FakeNetfilter:
     def _maybe_fail(self) -> None:
         if self.failures:
             raise KernelError(self.failures.pop(0))
-
-
-def _copy(rules: RuleSet) -> RuleSet:
-    """Rules that stay as they are when the caller rebalances its own."""
-    return replace(rules, spreads=dict(rules.spreads), hairpins=set(rules.hairpins), hooks=set(rules.hooks))

@@ -18,7 +18,7 @@ from itertools import islice
 from kubeproxy.model import Address, Destination, Protocol, Target, Traffic
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables.adapter import Nftables
-from kubeproxy.netfilter.ruleset import ProxyPort, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import ProxyPort, RuleChange, RuleSet, Spread
 from tests.support.lab import Host
 
 ENDPOINTS = 10
@@ -89,7 +89,7 @@ async def _change(nftables: Nftables, rules: RuleSet) -> None:
     used = _cpu_s()
     for change in changes(rules):
         began = time.perf_counter()
-        if not await nftables.rebalance(Rebalance(change)):
+        if not await nftables.change(RuleChange(change)):
             raise SystemExit("the adapter refused a change")
         times.append(time.perf_counter() - began)
     _print("one endpoint changed by netlink", times, _cpu_s() - used)
@@ -108,7 +108,7 @@ async def _change_all(nftables: Nftables, rules: RuleSet) -> None:
     }
     for change in (left, dict(rules.spreads)):
         used, began = _cpu_s(), time.perf_counter()
-        await nftables.rebalance(Rebalance(change))
+        await nftables.change(RuleChange(change))
         took = time.perf_counter() - began
         print(f"  one endpoint of all Services changed in {took:.2f} s, CPU {_cpu_s() - used:.2f} s")
 

@@ -34,6 +34,7 @@ from kubeproxy.model import (
     Traffic,
 )
 from kubeproxy.netfilter.nftables import transaction
+from kubeproxy.netfilter.nftables.table_change import table_change
 from kubeproxy.netfilter.ruleset import RuleSet, Spread
 from kubeproxy.proxier.port_system_calls import PortSystemCalls
 from kubeproxy.proxier.state import ProxierState
@@ -273,6 +274,33 @@ def test_difference_of_the_rules_by_one_service(benchmark: BenchmarkFixture) -> 
     have = transaction.Table.of(before)
     steps = benchmark(transaction.difference, have, after)
     assert 1 <= len(steps) <= 4
+
+
+def test_one_service_more_and_one_less(benchmark: BenchmarkFixture) -> None:
+    """From the changed object to the elements, as `difference_of_the_rules` would find them among all."""
+    state, tracker = standing()
+    rules = state.rules.ruleset()
+    table = transaction.Table.of(rules)
+    more = service("more", "10.200.0.1")
+    change = alternating(
+        lambda: tracker.put_service(SOURCE, more),
+        lambda: tracker.remove_service(SOURCE, more.name),
+    )
+
+    def changed() -> int:
+        change()
+        settle(state, tracker)
+        found = state.rules.take_change(rules)
+        assert found is not None
+        elements = table_change(table, rules, found)
+        assert elements is not None
+        elements.enter(table)
+        rules.enter(found)
+        state.applied(state.rules.generation)
+        settle(state, tracker)
+        return len(elements.elements)
+
+    assert benchmark(changed) >= 2
 
 
 def test_creation_of_all_rules(benchmark: BenchmarkFixture) -> None:

@@ -8,20 +8,23 @@ import errno
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
-from kubeproxy.model import Address, Family, Origin, Protocol, Target, Traffic
+from kubeproxy.model import Address, Destination, Family, Origin, Protocol, Target, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.interface import Feature
 from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.adapter import Nftables
+from kubeproxy.netfilter.nftables.execute import TransactionTooLongError
 from kubeproxy.netfilter.nftables.reading import TableReader
 from kubeproxy.netfilter.nftables.transaction import Table
-from kubeproxy.netfilter.ruleset import Masquerade, Rebalance, RuleSet, Spread
+from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, RuleChange, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
 from tests.support.lab import Host
+from tests.support.rule_changes import change_between
 
 pytestmark = pytest.mark.netns
 
@@ -111,21 +114,21 @@ async def test_many_first_slots_are_in_the_kernel_before_the_rules_that_draw_the
         assert not await second.apply(RULES, verify=True)
 
 
-async def test_rebalancing_leaves_the_table_of_the_new_rules(host: Host) -> None:
+async def test_other_endpoints_leave_the_table_of_the_new_rules(host: Host) -> None:
     async with adapter() as nftables:
-        assert not await nftables.rebalance(Rebalance({Traffic(WEB): None})), "nothing is known of the kernel"
+        assert not await nftables.change(RuleChange({Traffic(WEB): None})), "nothing is known of the kernel"
         await nftables.apply(RULES, verify=True)
         fewer = {
             Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:]),
             Traffic(DNS6): replace(RULES.spreads[Traffic(DNS6)], targets=()),
         }
-        assert await nftables.rebalance(Rebalance(fewer))
+        assert await nftables.change(RuleChange(fewer))
         after = replace(RULES, spreads={**RULES.spreads, **fewer})
         believed = nftables._believed
         assert believed is not None
         assert await read(nftables) == believed
         assert not await nftables.apply(after, verify=True) or await read(nftables) == Table.of(after, after=believed)
-        assert await nftables.rebalance(Rebalance({Traffic(WEB): RULES.spreads[Traffic(WEB)]}))
+        assert await nftables.change(RuleChange({Traffic(WEB): RULES.spreads[Traffic(WEB)]}))
         assert {FOUR[0]} <= set((await read(nftables)).slots[Traffic(WEB)].targets)
 
 
@@ -160,24 +163,78 @@ async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(
             lambda known: known,
         ):
             changes = with_targets(choose)
-            assert await nftables.rebalance(Rebalance(changes))
+            assert await nftables.change(RuleChange(changes))
             assert await read(nftables) == nftables._believed
         moved = {FOUR[0].address: True, SIX[0].address: True}
-        assert await nftables.rebalance(Rebalance(hairpins=moved))
+        assert await nftables.change(RuleChange(hairpins=moved))
         assert await read(nftables) == nftables._believed
-        assert await nftables.rebalance(Rebalance(hairpins=dict.fromkeys(moved, False)))
+        assert await nftables.change(RuleChange(hairpins=dict.fromkeys(moved, False)))
         hooks = {destination(address, Protocol.TCP, 10258): True for address in ("10.0.0.2", "fd00::2")}
-        assert await nftables.rebalance(Rebalance(hooks={**dict.fromkeys(RULES.hooks, False), **hooks}))
+        assert await nftables.change(RuleChange(hooks={**dict.fromkeys(RULES.hooks, False), **hooks}))
         assert await read(nftables) == nftables._believed
         assert set().union(*(nftables._believed.sets[name] for name in ("hooks4", "hooks6"))) == set(hooks)
         gone: dict[Traffic, Spread | None] = dict.fromkeys(spreads)
-        assert await nftables.rebalance(Rebalance(gone))
+        assert await nftables.change(RuleChange(gone))
         assert await read(nftables) == nftables._believed
 
 
 def replace_address(target: Target) -> Target:
     """Another endpoint with the same port."""
     return target._replace(address=Address(f"{target.address}9"))
+
+
+async def test_services_come_and_go_without_the_program(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both families, protocols, node ports, ways of this node, masquerading, refusals and drops."""
+
+    def services(*numbers: int) -> RuleSet:
+        redirects: dict[Traffic, int] = {}
+        spreads: dict[Traffic, Spread] = {}
+        masquerades: dict[Destination, Masquerade] = {}
+        for number, protocol in product(numbers, (Protocol.TCP, Protocol.UDP)):
+            port = 10_000 + 2 * number + (protocol is Protocol.UDP)
+            for place, targets in (
+                (destination(f"10.96.1.{number}", protocol), FOUR),
+                (destination(f"fd96::1:{number}", protocol), SIX),
+                (node_port(Family.IPV4, protocol, 30080 + number), FOUR),
+                (node_port(Family.IPV6, protocol, 30080 + number), SIX),
+            ):
+                endpoints = targets[number % 3 :] if number % 4 else ()
+                for origin in Origin:
+                    redirects[Traffic(place, origin)] = port
+                    spreads[Traffic(place, origin)] = Spread(f"default/web-{number}:x", endpoints, endpoints)
+                masquerades[place] = Masquerade.NODE if number % 2 else Masquerade.OUTSIDE
+        ports = {port: ProxyPort((Protocol.TCP, Protocol.UDP)[port % 2], port) for port in redirects.values()}
+        empty = [it for port, it in ports.items() if not (port - 10_000) // 2 % 4]
+        return RuleSet(
+            redirects=redirects,
+            spreads=spreads,
+            masquerades=masquerades,
+            proxy_ports=set(ports.values()),
+            refused={*empty[::2]},
+            dropped={*empty[1::2]},
+            node_addresses=frozenset({Address("10.2.0.1"), Address("fd00:2::1")}),
+            hairpins={it.address for it in FOUR[: len(numbers) % 3]},
+        )
+
+    async with adapter() as nftables:
+        rules = services(1, 2, 3, 4)
+        await nftables.apply(rules, verify=True)
+
+        async def refuse(*arguments: str, commands: str = "") -> bytes:
+            raise AssertionError(f"nft {arguments}: {commands}")
+
+        monkeypatch.setattr(nftables._commands, "run", refuse)
+        for numbers in ((1, 2, 3, 4, 5, 8), (2, 3, 5, 7), (3, 4, 6, 9), (3, 4), (1, 2, 3, 4)):
+            change = change_between(rules, services(*numbers))
+            assert await nftables.change(change)
+            rules.enter(change)
+            assert rules == services(*numbers)
+            believed = nftables._believed
+            assert believed is not None
+            assert await read(nftables) == believed
+            assert believed == Table.of(rules, after=believed) or {*Table.of(rules).chains} < {*believed.chains}
+            assert not await nftables.apply(rules, verify=True)
+        monkeypatch.undo()
 
 
 async def test_ten_thousand_changes_are_one_transaction(host: Host) -> None:
@@ -189,7 +246,7 @@ async def test_ten_thousand_changes_are_one_transaction(host: Host) -> None:
     async with adapter() as nftables:
         await nftables.apply(rules, verify=True)
         assert nftables._watch is not None
-        assert await nftables.rebalance(Rebalance(dict.fromkeys(traffic, replace(spread, targets=FOUR[1:]))))
+        assert await nftables.change(RuleChange(dict.fromkeys(traffic, replace(spread, targets=FOUR[1:]))))
         believed = nftables._believed
         assert believed is not None, "the kernel's notifications count one transaction, which is ours"
         async with asyncio.timeout(30):
@@ -214,8 +271,8 @@ async def test_a_number_of_endpoints_that_is_new_costs_one_program_and_its_neigh
         monkeypatch.setattr(nftables._commands, "run", counted)
         for targets, expected in ((FOUR[:3], 0), (seven, 1), (seven[:6], 0), (FOUR, 0), (seven, 0)):
             programs.clear()
-            assert await nftables.rebalance(
-                Rebalance({Traffic(WEB): replace(spread, targets=targets, endpoints=targets)})
+            assert await nftables.change(
+                RuleChange({Traffic(WEB): replace(spread, targets=targets, endpoints=targets)})
             )
             assert len(programs) == expected, f"{len(targets)} endpoints"
         assert await read(nftables) == nftables._believed
@@ -228,7 +285,7 @@ async def test_rules_that_the_adapter_has_applied_are_not_compared_again(
         rules = replace(RULES, spreads=dict(RULES.spreads))
         await nftables.apply(rules, verify=True)
         fewer: dict[Traffic, Spread | None] = {Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:])}
-        assert await nftables.rebalance(Rebalance(fewer))
+        assert await nftables.change(RuleChange(fewer))
         rules.spreads[Traffic(WEB)] = replace(RULES.spreads[Traffic(WEB)], targets=FOUR[1:])
         compared: list[RuleSet] = []
         transition = transaction.transition
@@ -263,7 +320,7 @@ async def test_a_change_by_another_program_between_chain_and_elements_is_not_for
             nftables._notice()
 
         monkeypatch.setattr(nftables, "_transact", followed)
-        assert await nftables.rebalance(Rebalance(more))
+        assert await nftables.change(RuleChange(more))
         assert nftables._believed is None
         monkeypatch.undo()
         wanted = replace(rule_set({WEB: 7001}), spreads=more)
@@ -280,7 +337,7 @@ async def test_a_refused_change_is_an_error_and_leaves_the_kernel_as_it_was(host
         nftables._believed = believed  # as if the kernel had not notified yet
         nftables._notice = lambda: None  # type: ignore[method-assign]
         with pytest.raises(KernelError, match="nf_tables refuses"):
-            await nftables.rebalance(Rebalance({Traffic(DNS6): replace(RULES.spreads[Traffic(DNS6)], targets=SIX[:1])}))
+            await nftables.change(RuleChange({Traffic(DNS6): replace(RULES.spreads[Traffic(DNS6)], targets=SIX[:1])}))
         assert await nftables.apply(RULES, verify=True)
         assert await read(nftables) == Table.of(RULES)
 
@@ -299,8 +356,27 @@ async def test_a_change_is_an_error_without_the_privilege(host: Host) -> None:
 
         nftables._commands._socket = Refusing()  # type: ignore[assignment]
         with pytest.raises(KernelError, match="CAP_NET_ADMIN"):
-            await nftables.rebalance(Rebalance({Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[:1])}))
+            await nftables.change(RuleChange({Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], targets=FOUR[:1])}))
         assert nftables._believed is None
+
+
+async def test_a_change_that_is_too_long_for_the_socket_is_left_to_the_program(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a user namespace, where the socket stays small."""
+
+    async def too_long(changes: object) -> None:
+        raise TransactionTooLongError("Message too long")
+
+    fewer = {Traffic(DNS6): replace(RULES.spreads[Traffic(DNS6)], targets=SIX[1:])}
+    async with adapter() as nftables:
+        await nftables.apply(RULES, verify=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(nftables._commands, "change_elements", too_long)
+            assert not await nftables.change(RuleChange(fewer))
+        assert await read(nftables) == nftables._believed
+        assert await nftables.apply(replace(RULES, spreads={**RULES.spreads, **fewer}), verify=False)
+        assert await read(nftables) == nftables._believed
 
 
 @pytest.mark.parametrize("learned_anew", [False, True])
@@ -333,7 +409,7 @@ async def test_clients_of_an_endpoint_that_left_are_released(
         own = replace(RULES.spreads[Traffic(NODE_PORT, Origin.NODE)], targets=FOUR[1:])
         port = replace(RULES.spreads[Traffic(NODE_PORT)], targets=FOUR[1:2])
         changes = {Traffic(WEB): left, Traffic(NODE_PORT): port, Traffic(NODE_PORT, Origin.NODE): own}
-        assert await nftables.rebalance(Rebalance(changes))
+        assert await nftables.change(RuleChange(changes))
         listed = json.loads(host.run(["nft", "-j", "list", "map", "inet", "kubeproxy", name]).stdout)
         clients = {element["elem"]["val"]: endpoint for element, endpoint in listed["nftables"][1]["map"]["elem"]}
         assert clients == {"10.9.9.8": "10.0.0.3", **({"10.9.9.9": "10.0.0.3"} if learned_anew else {})}
