@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from kubeproxy.model.drain_report import REPORT_NAMESPACE
 from tests.support.lab import Host
 from tests.system.cluster import controllers, service_proxies
 from tests.system.cluster.cluster import Cluster, joined
-from tests.system.cluster.layout import PODS
+from tests.system.cluster.layout import API_PORT, PODS
 from tests.system.cluster.node import ROOT
 from tests.system.cluster.programs import found
 from tests.system.cluster.startup import running
@@ -40,6 +41,8 @@ RATE, LONG, LASTING_S = 100, 17, (2.0, 6.0)
 """From each of three places: new connections a second, and long ones at once, which end by themselves after so many
 seconds."""
 LEAD_S: Final = 3.0
+FAULT_AFTER_S: Final = 5.0
+AWAY_S: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,53 @@ def scale_down(cluster: Cluster, manner: Manner, image: str) -> None:
     _settled(cluster, 2)
 
 
-WAYS: Final[Mapping[str, Way]] = {"rollout": rollout, "drain": drain, "scale-down": scale_down}
+def _proxies_restart(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        node.run("pkill", "-USR2", "-f", "bin/kubeproxy run")
+
+
+def _server_is_away(cluster: Cluster) -> None:
+    rule = f"add rule inet away input iifname != lo tcp dport {API_PORT} drop"
+    cluster.switch.run(
+        ["nft", f"add table inet away; add chain inet away input {{ type filter hook input priority 0; }}; {rule}"]
+    )
+    time.sleep(AWAY_S)
+    cluster.switch.run(["nft", "delete table inet away"])
+
+
+def _node_is_away(cluster: Cluster) -> None:
+    name = cluster.nodes[1].name
+    cluster.switch.ip(f"link set {name} down")
+    time.sleep(AWAY_S)
+    cluster.switch.ip(f"link set {name} up")
+
+
+def _amid(fault: Callable[[Cluster], None]) -> Way:
+    """Return a rollout in the middle of which a fault happens."""
+
+    def later(cluster: Cluster) -> None:
+        time.sleep(FAULT_AFTER_S)
+        fault(cluster)
+
+    def way(cluster: Cluster, manner: Manner, image: str) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            happening = pool.submit(later, cluster)
+            rollout(cluster, manner, image)
+            happening.result()
+
+    return way
+
+
+WAYS: Final[Mapping[str, Way]] = {
+    "rollout": rollout,
+    "drain": drain,
+    "scale-down": scale_down,
+    "proxies-restart": _amid(_proxies_restart),
+    "api-server-away": _amid(_server_is_away),
+    "node-away": _amid(_node_is_away),
+}
+"""The last three are rollouts. In the middle the proxies of all nodes execute themselves anew; or for `AWAY_S` no node
+reaches the API server, or no other host reaches the node without clients."""
 
 
 def _settled(cluster: Cluster, replicas: int) -> None:
@@ -256,7 +305,7 @@ def main(words: list[str]) -> None:
         for name in options.manners or MANNERS:
             manner = MANNERS[name]
             with proxied(cluster, manner):
-                for way in options.way or WAYS:
+                for way in options.way or ("rollout", "drain", "scale-down"):
                     for _ in range(options.times):
                         print(f"{name}, {way}: {measured(cluster, manner, image, WAYS[way])}", flush=True)
 
