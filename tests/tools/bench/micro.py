@@ -282,9 +282,9 @@ def test_one_service_more_and_one_less(benchmark: BenchmarkFixture) -> None:
     rules = state.rules.ruleset()
     table = transaction.Table.of(rules)
     more = service("more", "10.200.0.1")
-    change = alternating(
-        lambda: tracker.put_service(SOURCE, more),
+    change = alternating(  # The second comes first.
         lambda: tracker.remove_service(SOURCE, more.name),
+        lambda: tracker.put_service(SOURCE, more),
     )
 
     def changed() -> int:
