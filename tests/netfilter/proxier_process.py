@@ -3,7 +3,8 @@
     python -m tests.netfilter.proxier_process ADAPTER
 
 Reads one JSON request per line and answers each with one line: ``{"services": {name: address}}`` (all that there are,
-each with one endpoint), ``{}`` (nothing new). The answer is how things stand.
+each with one endpoint), ``{}`` (nothing new). The answer is how things stand. A Service called ``limited`` also has an
+address for some sources only, so its rules need the program nft.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from kubeproxy.model import Family
+from kubeproxy.model import Family, parse_address
 from kubeproxy.netfilter.iptables.adapter import Iptables
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.with_routing import WithRouting
@@ -30,7 +32,14 @@ SOURCE = "test"
 
 def set_services(tracker: Tracker, services: Mapping[str, str]) -> None:
     """Set all Services."""
-    tracker.replace_services(SOURCE, [service(name, address) for name, address in services.items()])
+    every = {name: service(name, address) for name, address in services.items()}
+    if "limited" in every:
+        every["limited"] = replace(
+            every["limited"],
+            load_balancer_ips=(parse_address("203.0.113.7"),),
+            load_balancer_source_ranges=("192.0.2.0/24",),
+        )
+    tracker.replace_services(SOURCE, list(every.values()))
     tracker.replace_slices(SOURCE, [endpoint_slice(name, "10.3.0.2") for name in services])
 
 

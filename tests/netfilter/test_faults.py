@@ -21,7 +21,7 @@ from tests.support.lab import Host, Network
 pytestmark = pytest.mark.netns
 
 ONE = {"one": "10.96.0.1"}
-TWO = {"one": "10.96.0.1", "two": "10.96.0.2"}
+TWO = {"one": "10.96.0.1", "limited": "10.96.0.2"}
 
 WRAPPER = """#!/bin/sh
 [ -e {fault} ] || exec {nft} "$@"
