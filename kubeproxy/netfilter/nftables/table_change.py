@@ -6,9 +6,11 @@ takes no longer among ten thousand Services than among ten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
 from kubeproxy.model import Destination, Origin, Protocol, Traffic, family_of
 from kubeproxy.netfilter.nftables.affinity import affinity_verdicts, clients_in
@@ -39,6 +41,7 @@ SERVICE_ELEMENTS = 10_000
 """The largest number of elements of a change of Services that goes without the program nft. With more of them one
 transaction would hold up others, and their number matters more than that of all Services."""
 
+_Key = TypeVar("_Key")
 _Places = Mapping[tuple[str, Destination], str | None]
 """Maps and destinations, with the chains to which these jump, or None."""
 
@@ -100,8 +103,8 @@ def table_change(have: Table, rules: RuleSet, change: RuleChange) -> TableChange
     """Return a change of the rules `rules`, whose table is `have`, as one of the table. Return None if it takes more
     than elements and chains of slots, or very many of these.
 
-    Chains that are not needed any more stay, and so do rules for the first redirect or masquerading of their kind, and
-    rules of affinity for ports that no endpoint has any more: `transaction.difference` removes them.
+    Chains that are not needed any more stay, and so do rules of affinity for ports that no endpoint has any more:
+    `transaction.difference` removes them.
     """
     if not clients_in({traffic: spread for traffic, spread in change.spreads.items() if spread}) <= have.clients:
         return None
@@ -174,7 +177,9 @@ def _takes_only_elements(have: Table, rules: RuleSet, change: RuleChange) -> boo
     content = have.content
     if content is None or change.allowed_sources:
         return False
-    spreads = [spread for traffic in change.spreads for spread in (change.spreads[traffic], rules.spreads.get(traffic))]
+    # A change of endpoints may have brought a spread before, with a timeout or hash that its chains do not have yet.
+    touched = {**change.redirects, **change.spreads}
+    spreads = [spread for it in touched for spread in (change.spreads.get(it), rules.spreads.get(it))]
     if any(it and (it.affinity_timeout_s is not None or it.client_hash is not None) for it in spreads):
         return False
     if any(change.spreads.values()) and not (content.spreads and have.slots):
@@ -187,11 +192,34 @@ def _takes_only_elements(have: Table, rules: RuleSet, change: RuleChange) -> boo
         ),
         *(place(to, "masquerades") for to, kind in change.masquerades.items() if kind),
     }
-    if not filled <= content.filled:
+    if not filled <= content.filled or _empties(have, rules, change):
         return False
     old = {it: rules.redirects[it] for it in change.redirects if it in rules.redirects}
     new = {it: port for it, port in change.redirects.items() if port is not None}
     return not (rules.unguarded_by(old) or rules.unguarded_by(new))
+
+
+def _empties(have: Table, rules: RuleSet, change: RuleChange) -> bool:
+    """Return whether a change removes the last elements of a kind for which the table has rules."""
+    gone = sum(not spread and it in have.slots for it, spread in change.spreads.items())
+    if gone and gone == len(have.slots):
+        return True
+
+    def kinds(changed: Mapping[_Key, object], present: Mapping[_Key, object], kind: Callable[[_Key], str]) -> bool:
+        emptied = {kind(it) for it in changed if it in present}
+        # The search ends with the first elements that stay, so it is short where there are many.
+        for it in itertools.chain(changed, present):
+            if not emptied:
+                return False
+            if changed.get(it, present.get(it)) is not None:
+                emptied.discard(kind(it))
+        return bool(emptied)
+
+    return kinds(
+        {it: port for it, port in change.redirects.items() if it.origin is Origin.NODE},
+        rules.redirects,
+        lambda it: place(it.destination, "redirects", it.origin),
+    ) or kinds(change.masquerades, rules.masquerades, lambda it: place(it, "masquerades"))
 
 
 def _members(rules: RuleSet, change: RuleChange) -> dict[tuple[str, Element], bool]:

@@ -24,7 +24,7 @@ from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.ruleset import Masquerade, ProxyPort, RuleChange, RuleSet, Spread
 from tests.netfilter.stage import destination, node_port, rule_set
 from tests.support.lab import Host
-from tests.support.rule_changes import change_between
+from tests.support.rule_changes import change_between, changeable
 
 pytestmark = pytest.mark.netns
 
@@ -130,6 +130,22 @@ async def test_other_endpoints_leave_the_table_of_the_new_rules(host: Host) -> N
         assert not await nftables.apply(after, verify=True) or await read(nftables) == Table.of(after, after=believed)
         assert await nftables.change(RuleChange({Traffic(WEB): RULES.spreads[Traffic(WEB)]}))
         assert {FOUR[0]} <= set((await read(nftables)).slots[Traffic(WEB)].targets)
+
+
+async def test_a_timeout_that_came_with_endpoints_and_the_last_of_a_kind_take_complete_rules(host: Host) -> None:
+    async with adapter() as nftables:
+        rules = changeable(RULES)
+        await nftables.apply(rules, verify=True)
+        sooner = RuleChange({Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], affinity_timeout_s=5)})
+        assert await nftables.change(sooner)
+        rules.enter(sooner)
+        assert not await nftables.change(RuleChange(redirects={Traffic(WEB): 7001}))
+        for last in (
+            RuleChange(redirects={Traffic(NODE_PORT, Origin.NODE): None}),
+            RuleChange(masquerades={NODE_PORT: None}),
+            RuleChange(redirects={Traffic(DNS6): 7002}, spreads=dict.fromkeys(RULES.spreads)),
+        ):
+            assert not await nftables.change(last), last
 
 
 async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(host: Host) -> None:
