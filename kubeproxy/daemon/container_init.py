@@ -19,7 +19,7 @@ control process ends depends on how that happened:
 This program runs in a separate interpreter without any package, which takes 5 MiB, so it imports nothing of this
 project. All its signals are blocked, and it fetches them one after the other.
 
-It waits only for workers, which end by themselves (`orphanGrace`, `shutdownGrace`). Other processes that have lost
+It waits only for workers, which end by themselves (``orphanGrace``, ``shutdownGrace``). Other processes that have lost
 their parent, such as a program that a person has left in the background, end with the container.
 """
 
