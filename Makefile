@@ -43,7 +43,7 @@ format: setup ## reformat the sources
 # one another: what has failed beside others is run once more, alone, and has to hold.
 PYTEST = PATH="$(CURDIR)/$(VENV)/programs:$$PATH" $(BIN)/python -m pytest --hypothesis-seed=0
 test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## run all tests (as root; TESTS=PATH a part; FULL=1 also those that need a browser, HAProxy, nginx)
-	@$(PYTEST) -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(TESTS) || { [ $$? = 1 ] \
+	@$(PYTEST) -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder $(TESTS) || { [ $$? = 1 ] \
 		&& echo "test: once more, alone: what has failed (it stays in the list above)" \
 		&& $(PYTEST) --last-failed --last-failed-no-failures=none --maxfail=3 $(TESTS); }
 

@@ -18,7 +18,8 @@ KUBE_PROXY = {"/proxyMode": "nftables", "/statusz": "kube-proxy statusz\n"}
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     async def answer(asked: web.Request) -> web.Response:
         text = request.param.get(asked.path)
-        return web.Response(status=404 if text is None else 200, text=text)
+        # The servers of kubeproxy in this process have set aiohttp's own value for all.
+        return web.Response(status=404 if text is None else 200, text=text, headers={"Server": "another"})
 
     with in_thread(web_server(answer)) as server:
         yield server.address

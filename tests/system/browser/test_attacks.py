@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -53,7 +53,8 @@ def website(shop: Shop) -> Iterator[str]:
             """Silent."""
 
     with shop.network.node.entered():
-        server = HTTPServer(ELSEWHERE, Page)
+        # A browser opens connections that it may need later; one of them must not keep the server from its end.
+        server = ThreadingHTTPServer(ELSEWHERE, Page)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://{ELSEWHERE[0]}:{ELSEWHERE[1]}/"
