@@ -336,10 +336,8 @@ def test_no_memory_for_one_connection(make: Callable[..., Move], monkeypatch: py
     assert move.new[0].context.budget.used == 16
 
 
-@pytest.mark.parametrize("with_receipt", [False, True])
-def test_a_sender_that_ends_resets_what_is_under_way(make: Callable[..., Move], with_receipt: bool) -> None:
-    """Its connections are back, to be reset with all others, unless they have been taken."""
-    move = make(5)
+def first_load(move: Move) -> tuple[Channel[Load], list[tuple[Load, tuple[int, ...]]]]:
+    """A receiver's end of a move for which a first load has arrived, and what has arrived."""
     theirs, ours = socket.socketpair()
     channel: Channel[Load] = Channel(ours, Load)
     channel.send(Receipt(0, 1000))
@@ -351,6 +349,14 @@ def test_a_sender_that_ends_resets_what_is_under_way(make: Callable[..., Move], 
         return bool(loads)
 
     move.until(read)
+    return channel, loads
+
+
+@pytest.mark.parametrize("with_receipt", [False, True])
+def test_a_sender_that_ends_resets_what_is_under_way(make: Callable[..., Move], with_receipt: bool) -> None:
+    """Its connections are back, to be reset with all others, unless they have been taken."""
+    move = make(5)
+    channel, loads = first_load(move)
     if with_receipt:
         channel.send(Receipt(loads[0][0].number, 0))
     (mover,) = move.old._parts
@@ -366,17 +372,7 @@ def test_a_sender_that_ends_resets_what_is_under_way(make: Callable[..., Move], 
 def test_a_receiver_that_dies(make: Callable[..., Move], with_receipt: bool) -> None:
     """Until it has sent the receipt, it has touched nothing, and all goes on in the old worker."""
     move = make(5)
-    theirs, ours = socket.socketpair()
-    channel: Channel[Load] = Channel(ours, Load)
-    channel.send(Receipt(0, 1000))
-    move.old.move_to(theirs)
-    loads: list[tuple[Load, tuple[int, ...]]] = []
-
-    def read() -> bool:
-        loads.extend(channel.receive())
-        return bool(loads)
-
-    move.until(read)
+    channel, loads = first_load(move)
     assert move.opens[0] == 0
     ((load, descriptors),) = loads
     assert (len(load.connections), len(descriptors)) == (5, 10)
