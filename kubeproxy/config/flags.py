@@ -118,7 +118,7 @@ def flags() -> Mapping[str, Flag]:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The values of a command line, with their types."""
+    """Holds what a command line sets, and the flags in it that have no effect."""
 
     settings: Mapping[str, Any]
     """The values by the path of their field. Values of ignored flags are left out."""

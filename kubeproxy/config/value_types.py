@@ -218,7 +218,7 @@ class _MatchedText(str):
 
 
 class LabelValue(_MatchedText):
-    """The value of a label, such as the name of a zone. It may be empty."""
+    """Holds the value of a label, such as the name of a zone. The value may be empty."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "NAME"
@@ -236,7 +236,7 @@ class Quantity(_MatchedText):
 
 
 class Namespace(_MatchedText):
-    """The name of a namespace, which is an RFC 1123 label. It may be empty."""
+    """Holds the name of a namespace, which is an RFC 1123 label. The name may be empty."""
 
     __slots__ = ()
     NOTATION: ClassVar[str] = "NAME"

@@ -309,7 +309,8 @@ async def _copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, used: _U
 
 
 def original_destination(client: socket.socket) -> Target:
-    """Return a client's destination before a rule redirected it here. Raise OSError if no rule did."""
+    """Return the address that a client connected to before a rule redirected the connection to this socket. Raise
+    OSError if no rule redirected the connection."""
     if client.family == socket.AF_INET:
         found = client.getsockopt(socket.IPPROTO_IP, _ORIGINAL_DST, 16)
         port, packed = struct.unpack("!2xH4s8x", found)

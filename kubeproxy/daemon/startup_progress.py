@@ -27,8 +27,8 @@ LINE_S: Final = 0.2
 """The interval in seconds at which the line on a terminal is redrawn."""
 LOG_S: Final = 5.0
 MOST_LOG_S: Final = 300.0
-"""The longest pause between two log lines in seconds. The pause before the first line is the shortest; each further
-pause is twice as long, up to this limit."""
+"""The longest pause between two log lines, in seconds. The first pause is `LOG_S`. Each later pause is twice as long as
+the one before, up to this limit."""
 _ERASE: Final = "\r\x1b[K"
 
 

@@ -201,8 +201,8 @@ class DrainStep:
 
 
 def with_proxies(status: DeploymentStatus, step: DrainStep | None) -> DeploymentStatus:
-    """Return a status with the condition about the proxies. The condition changes only if it names other nodes or pods,
-    and at most every `REWRITE_S` seconds."""
+    """Return the status with the condition that names the proxies that are waited for. Replace that condition only if
+    the nodes or pods in it have changed, and at most once every `REWRITE_S` seconds."""
     found = None if step is None else step.condition()
     current = conditions.find(status.conditions, FOLLOWED)
     if found is None:

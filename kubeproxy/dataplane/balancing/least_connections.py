@@ -29,7 +29,7 @@ class LeastConnections:
         self._counts = counts
         self._order: list[Target] = []
         self._place = 0
-        """If only some endpoints are compared: the position in the order at which the next pick begins."""
+        """The position in `_order` from which the next pick starts, if it compares only some endpoints."""
         self._weights: dict[Target, int] = {}
         self._turns: dict[Target, float] = {}
         """The time of each endpoint's next turn, on a virtual clock that advances with the turns. The time between two

@@ -62,7 +62,7 @@ class DescriptorBudget:
         self._sharers = 0
         """The number of frontends that have clients."""
         self._extra = 0
-        """How many descriptors of the last quarter are in use."""
+        """The number of descriptors in use that belong to the last quarter of the budget."""
         self._waiting: dict[Callable[[], None], None] = {}
 
     @classmethod

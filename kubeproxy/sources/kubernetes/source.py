@@ -37,8 +37,8 @@ class _GroupList(msgspec.Struct):
 
 
 BEHIND_S: Final = 10.0
-"""If changes may have been missed for more seconds than this, `complaint` reports it. A server's restart takes less
-time."""
+"""The number of seconds without news from the API server after which `complaint` reports that changes may have been
+missed. A restart of the server takes less time."""
 LEFT_OUT = "the API server has more than is kept; some objects are not served"
 
 Choice = Callable[[], Awaitable[Resource[Any]]]
