@@ -51,6 +51,9 @@ FULL_PAUSE_S: Final = 0.1
 """How long accepting pauses if the process has no descriptor or memory for a connection."""
 LAST_S: Final = 1.0
 """How long the last answers may take when this process ends."""
+PORT: Final = 10261
+"""The loopback port. It is always the same, because a hook that begins while no kubeproxy serves has a conntrack entry
+to the port of the kubeproxy before, and the kubelet's repeated SYN follows that entry past all rules."""
 PORTS_TRIED: Final = 8
 ROOT: Final = 0
 _ORIGINAL_DST: Final = 80  # SO_ORIGINAL_DST, IP6T_SO_ORIGINAL_DST (linux/netfilter_ipv4.h, linux/netfilter_ipv6)
@@ -77,21 +80,23 @@ class DrainHook:
         """The loopback port, or 0 while none is bound."""
 
     def bind(self, families: Iterable[Family]) -> None:
-        """Bind a loopback port that is free in every family. Raise OSError if there is none."""
+        """Bind `PORT` on loopback, or a port that is free in every family if another program has `PORT`. Raise OSError
+        if there is none."""
         wanted = sorted(families)
-        for attempt in range(PORTS_TRIED):
+        for port in (PORT, *(0,) * PORTS_TRIED):
+            self.port = port
             try:
                 self._bind(wanted)
-            except OSError:
+            except OSError as error:
                 self.close()
-                if attempt == PORTS_TRIED - 1:
-                    raise
+                refusal = error
             else:
                 return
+        raise refusal
 
     def listen(self) -> None:
-        """Start to listen at the port, if one is bound. This is called when the first pod appears, because from then on
-        rules redirect to the port."""
+        """Start to listen at the port, if one is bound. Call this when rules redirect hooks to this process and a pod
+        can use them. An earlier kubeproxy listens at the same port until then."""
         for listener in self._sockets:
             listener.listen(CONNECTIONS)
         self._accept_from_now()
@@ -107,6 +112,9 @@ class DrainHook:
             listener = socket.socket(kind, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             self._sockets.append(listener)
             make_recognizable(listener)
+            if self.port == PORT:
+                # The earlier kubeproxy still has the port, and the kernel has its closed connections for a while.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((_LOOPBACK[family], self.port))
             self.port = listener.getsockname()[1]
 
@@ -131,6 +139,8 @@ class DrainHook:
 
     async def end(self) -> None:
         """Accept no more clients, and end the waiting hooks. The kubelet repeats them at the next kubeproxy."""
+        for listener in self._sockets:
+            self._accept(listener)  # Closing resets clients that have not been accepted.
         self.close()
         await self._drains.end()
         if self._serving:

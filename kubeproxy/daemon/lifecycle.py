@@ -98,7 +98,7 @@ class Daemon(Owner):
         )
         self._pod_drains = PodDrains(control_plane.proxier.view.local_pods, control_plane.pods_leave)
         self._drain_hook = DrainHook(self._pod_drains)
-        control_plane.proxier.view.local_pods.on_first = self._drain_hook.listen
+        control_plane.proxier.view.local_pods.on_first = self._answer_hooks
         self._operator_view = OperatorView(parts, self._pod_drains)
         self._reloader = Reloader(parts, self._operator_view, self._use_drain_hook)
         self._succession = Succession(configuration, process, ownership, control_plane, data_plane)
@@ -179,7 +179,7 @@ class Daemon(Owner):
         # connections that are older than the subscription.
         self._operator_view.use_access_log(self._configuration.value)
         self._use_drain_hook()
-        self._process.tasks.start(kept_running("pod drains", self._pod_drains.run), name="pod drains")
+        self._process.tasks.start(kept_running("pod drains", self._drain_pods), name="pod drains")
         self._process.tasks.start(kept_running("proxier", self._control_plane.proxier.run), name="proxier")
 
     def _use_drain_hook(self) -> None:
@@ -192,9 +192,20 @@ class Daemon(Owner):
                 hook.bind(proxier.settings.families)
             except OSError as error:
                 log.warning("preStop hooks not answered", reason=error.strerror or str(error))
-            if proxier.view.local_pods.ports:
-                hook.listen()
+            self._answer_hooks()
         proxier.use(replace(proxier.settings, drain_hook=hook.port))
+
+    def _answer_hooks(self) -> None:
+        """Listen for preStop hooks, if this node has a pod that can use them and the rules redirect them here."""
+        if self._ownership.taken.is_set() and self._control_plane.proxier.view.local_pods.ports:
+            self._drain_hook.listen()
+
+    async def _drain_pods(self) -> None:
+        """Drain pods whose preStop hooks ask, until cancelled. Until the rules redirect to this process, hooks ask its
+        predecessor."""
+        await self._ownership.taken.wait()
+        self._answer_hooks()
+        await self._pod_drains.run()
 
     # After the daemon is ready.
 

@@ -158,6 +158,23 @@ def test_a_restart_in_the_middle(stage: Stage, netfilter: str) -> None:
     assert kubelet.statuses == [307, 200]
 
 
+@pytest.mark.parametrize("end", [signal.SIGUSR2, signal.SIGKILL])
+@pytest.mark.parametrize("netfilter", ["nftables", "iptables"])
+def test_hooks_that_begin_while_no_process_answers(stage: Stage, netfilter: str, end: signal.Signals) -> None:
+    """Their SYNs have conntrack entries that lead to the port of the process before."""
+    first = serve(stage, netfilter)
+    write(stage, terminating=True)
+    first.process.send_signal(end)
+    if end is signal.SIGKILL:
+        first.process.wait(30)
+    kubelets = [Kubelet(stage.node, "/drain?timeout=1s") for _ in range(5)]
+    if end is signal.SIGKILL:
+        stage.daemon(QUICK, "--workers=1", "--hostname-override=node-a", netfilter=netfilter)
+    for kubelet in kubelets:
+        kubelet.join(60)
+        assert kubelet.statuses[-1:] == [200]
+
+
 def test_by_hand(stage: Stage) -> None:
     serve(stage, "nftables")
     write(stage, terminating=True)
