@@ -119,7 +119,7 @@ upgrade_all() {
   local before program=$prefix/bin/kubeproxy version
   version=$("$program" --version)
   "$program" check --config=/etc/kubeproxy/config.yaml >/dev/null \
-    || { say upgrade "the configuration has faults: the old program serves on. After mending them: systemctl kill --kill-whom=main --signal=USR2 kubeproxy"; exit 1; } >&2
+    || { say upgrade "the configuration has faults: the old program keeps serving. After mending them: systemctl kill --kill-whom=main --signal=USR2 kubeproxy"; exit 1; } >&2
   before=$(systemctl show -p MainPID --value kubeproxy)
   systemctl kill --kill-whom=main --signal=USR2 kubeproxy
   for _ in $(seq 150); do

@@ -20,7 +20,7 @@ VALUE: Final = "config"
 
 
 def written(text: str) -> str:
-    """Return the text of a chart's schema with the part for `config` made anew."""
+    """Return the text of a chart's schema with the part for `config` recreated."""
     schema: dict[str, Any] = json.loads(text)
     schema["properties"][VALUE] = {**_group(Configuration), "type": "object"}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -295,7 +295,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "[reliability.md](reliability.md#the-api-server-goes-away).",
     ),
     "previous control process has crashed": (
-        "In a container: the control process before this one has ended by itself, as `how` says; its workers serve on.",
+        "In a container: the control process before this one has ended by itself, as `how` says; its workers keep "
+        "serving.",
         "[A process of kubeproxy ends](operations.md#a-process-of-kubeproxy-ends)",
     ),
     "another instance took over and has ended, serving again": (
@@ -363,7 +364,7 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "RBAC: `deploy/base/cluster-role.yaml`.",
     ),
     "reflector failed, listing again": (
-        "A fault of kubeproxy while reading from the API server; it lists anew.",
+        "A fault of kubeproxy while reading from the API server; it lists again.",
         "Report it with the traceback.",
     ),
     "rules changed by another process, restoring": (
@@ -430,8 +431,8 @@ EXPLANATIONS: Final[Mapping[str, tuple[str, str]]] = {
         "`modprobe -a veth sch_ingress cls_bpf act_mirred`, or a kernel that has them.",
     ),
     "rescue process unconfined": (
-        "The kernel does not filter the system calls of the rescue process; it has no capability all the same.",
-        "A kernel with CONFIG_SECCOMP_FILTER, on x86-64 or arm64. With Landlock it has no files all the same.",
+        "The kernel does not filter the system calls of the rescue process; it has no capability anyway.",
+        "A kernel with CONFIG_SECCOMP_FILTER, on x86-64 or arm64. With Landlock it has no files anyway.",
     ),
     "cannot renew rescue rules": (
         "The kernel does not take the element that keeps the rescue rules working; they are inert until it does.",

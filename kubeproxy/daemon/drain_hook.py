@@ -37,10 +37,10 @@ TIMEOUT_S: Final = 25.0
 terminationGracePeriodSeconds."""
 LONGEST_S: Final = 3600.0
 REQUEST_S: Final = 5.0
-"""How long a client may take to send the head of its request."""
+"""How long a client may take to send the head of its request, and the pod to accept a connection, in seconds."""
 SILENT_S: Final = 5.0
-"""After this time, a client of root that has sent nothing is forwarded, because it may be waiting for the pod to send
-first. (The kubelet may also be slow, so the time is long.)"""
+"""After this time in seconds, a client of user root that has sent nothing is forwarded, because it may be waiting for
+the pod to send first. (The kubelet may also be slow, so the time is long.)"""
 REQUEST_BYTES: Final = 4096
 IDLE_S: Final = 600.0
 """How long a forwarded connection may be idle."""
@@ -229,8 +229,8 @@ def _is_of_root(client: Target, asked: Target) -> bool:
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return the first bytes that a client sends. If they begin like a hook's request, return everything up to the end
-    of its header fields."""
+    """Return the first bytes that a client sends, or none if it sends nothing for `SILENT_S` seconds. If they begin
+    like a hook's request, read on until the end of its header fields, at most `REQUEST_S` seconds."""
     head = b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SILENT_S):

@@ -34,7 +34,7 @@ def forwarding(
     ``address:port``."""
     assert met.matched is not None
     count = len(spread.targets)
-    yield f"the kernel leads it to one of {count} endpoints, {_choice(spread)}"
+    yield f"the kernel forwards it to one of {count} endpoints, {_choice(spread)}"
     if spread.client_hash is not None:
         yield f"  {_place(spread.slots, spread.client_hash, client, client_port)}"
     yield f"  {_slots(met.matched, spread)}"

@@ -57,7 +57,7 @@ def steps(
     elif snapshot.pending_since is not None:
         yield "a change is on its way that these rules do not have yet"
     if snapshot.netfilter == "none":
-        yield "netfilter is none: nothing leads packets to the proxy ports; what follows is what the rules would do"
+        yield "netfilter is none: nothing redirects packets to the proxy ports; what follows is what the rules would do"
     seen = "it is this node itself" if client.is_this_node else f"the client is {client.words}"
     yield f"{seen}: its packet meets the hook {client.hook}"
     if client.is_pod:
@@ -120,7 +120,7 @@ def reason(
             return f"{name} has {_count(frontend)}, but no packet from a loopback address leaves this host"
         standing = next((it for it in snapshot.frontends if it.frontend.name == frontend.name), None)
         why = "its rules are not in force yet" if standing is None else standing.data_path_reason
-        return f"{name} has {_count(frontend)}, but the kernel cannot lead its clients: {why}"
+        return f"{name} has {_count(frontend)}, but the kernel cannot forward its clients: {why}"
     no_endpoint = "no endpoint on this node" if frontend and frontend.when_empty is Verdict.DROP else "no endpoints"
     return f"{name} has {no_endpoint}"
 

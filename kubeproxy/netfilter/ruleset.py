@@ -123,7 +123,7 @@ class RuleChange:
 
     @property
     def only_endpoints(self) -> bool:
-        """Return whether nothing changes but the endpoints to which traffic is led, and the pods that have a preStop
+        """Return whether nothing changes but the endpoints to which traffic is sent, and the pods that have a preStop
         hook."""
         others = (self.redirects, self.allowed_sources, self.masquerades, self.ports)
         return not any(others)

@@ -14,11 +14,12 @@ from kubeproxy.model import EndpointSlice, Frontend, Service, ServiceName
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.drain_request import DrainRequests
 from kubeproxy.proxier.drained_endpoints import drain_state, drained
-from kubeproxy.proxier.resolution_times import Expiries
+from kubeproxy.proxier.resolution_times import ResolutionTimes
 
 EXPIRY_STEP_S: Final = 10.0
-"""Requests expire at multiples of this time. So a thousand requests that end one after the other do not resolve their
-Service a thousand times. Well-behaved rollouts withdraw a request themselves when they no longer need it."""
+"""When a request takes effect or expires later, that waits for the next multiple of this number of seconds. So a
+thousand requests that end one after the other do not resolve their Service a thousand times. Well-behaved rollouts
+withdraw a request themselves when they no longer need it."""
 
 
 class Drains:
@@ -35,28 +36,29 @@ class Drains:
         """For each Service whose requests have been in effect, the state that was reported last."""
         self._undetermined: dict[ServiceName, None] = {}
         """The Services that have changed since their requests were last in effect."""
-        self._expiries = Expiries()
+        self._times = ResolutionTimes()
 
     def use(self, on: bool) -> None:
         """Set whether requests have an effect. Afterwards the caller has to resolve the Services with requests
         again."""
         self._on = on
 
-    def expire(self, now: float) -> list[ServiceName]:
-        """Set the time, and return the Services that have to be resolved again because requests have expired."""
+    def advance(self, now: float) -> list[ServiceName]:
+        """Set the time. Return the Services that have to be resolved again, because requests have taken effect or
+        expired."""
         self._now = now
-        return self._expiries.take(now)
+        return self._times.take(now)
 
     @property
-    def next_expiry(self) -> float | None:
-        """Return when the next request expires, or None if none does."""
-        return self._expiries.next
+    def next_change(self) -> float | None:
+        """Return the next time at which `advance` has Services to return, or None if there is none."""
+        return self._times.next
 
     def note(self, name: ServiceName, service: Service | None) -> None:
         """Record the requests of a Service that is being resolved. None means that the Service was deleted."""
         requests = None if service is None or not self._on else service.drain
         change = None if requests is None else requests.next_change(self._now)
-        self._expiries.set(name, None if change is None else math.ceil(change / EXPIRY_STEP_S) * EXPIRY_STEP_S)
+        self._times.set(name, None if change is None else math.ceil(change / EXPIRY_STEP_S) * EXPIRY_STEP_S)
         if requests is None or not requests.active(self._now):
             for book in (self._requests, self._slices, self._states, self._undetermined):
                 book.pop(name, None)

@@ -147,7 +147,7 @@ class Listeners:
         self._waiting.update(dict.fromkeys(moves.of(Move.WAIT)))
         for name in moves.of(Move.UPDATE):
             # Update the kernel path now; it does not wait for the data plane.
-            self._rules.lead(self._wanted[name])
+            self._rules.update_endpoints(self._wanted[name])
         opened = tuple(name for name in moves.of(Move.OPEN) if self._open(name))
         listen = tuple(name for name in opened + moves.of(Move.LISTEN) if self._take_destinations(name))
         return self._messages(listen, moves.of(Move.UPDATE), moves.of(Move.CLOSE))
@@ -292,10 +292,10 @@ class Listeners:
             self._have_served()
 
     def _have_served(self) -> None:
-        """Give a listener to one of the frontends that the kernel alone serves, first to one whose clients are
-        refused, because the kernel cannot lead it."""
+        """Give a listener to one of the frontends that the kernel alone serves, first to one whose clients are refused,
+        because the kernel cannot forward it."""
         alone, wanted = self._kernel_alone, self._wanted
-        refused = (it for it in self._rules.unled if it in alone and it in wanted)
+        refused = (it for it in self._rules.refused if it in alone and it in wanted)
         name = next(refused, None) or next((it for it in alone if it in wanted), None)
         if name is None:
             return
@@ -312,7 +312,7 @@ class Listeners:
 
     def _leave_to_kernel(self, name: FrontendName) -> None:
         """Leave a frontend to the kernel alone again, because the data plane could not open its listener. The rules
-        have not changed."""
+        need no change, because they have never used that listener."""
         listener, reservation = self.existing[name], self.existing[name].reservation
         shared = self._shared_ports.without_worker(listener.protocol, listener.address)
         listener.begin_at(shared.reservation, shared)

@@ -88,7 +88,8 @@ class ListenerState:
         return self.shared is not None and not self.shared.serves
 
     def begin_at(self, reservation: Reservation, shared: SharedPort | None = None) -> None:
-        """Open the listener at this port. The rules lead to the former port until the data plane has confirmed it."""
+        """Open the listener at this port. The rules redirect to the former port until the data plane has confirmed
+        it."""
         self.reservation, self.shared = reservation, shared
         self.confirmed, self.sent, self.joined = False, None, frozenset()
 

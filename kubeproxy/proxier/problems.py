@@ -35,7 +35,7 @@ def _of_frontends(
 ) -> Iterator[tuple[ServiceName, str]]:
     for name, fault in faults.items():
         yield name.service_port.service, f"{name}: {fault}"
-    for name, reason in rules.unled.items():
+    for name, reason in rules.refused.items():
         text = f"{name}: clients are refused, as {reason}"
         yield name.service_port.service, text
     for name, looping in availability.left_out.items():

@@ -7,7 +7,7 @@ import heapq
 from kubeproxy.model import ServiceName
 
 
-class Expiries:
+class ResolutionTimes:
     """The next time for each Service. Any clock may be used."""
 
     def __init__(self) -> None:

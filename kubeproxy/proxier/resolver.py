@@ -78,16 +78,17 @@ class Resolver:
         self._stale.update(dict.fromkeys(self.local_pods.services_at(moved)))
 
     def set_time(self, unix_now: float, now: float) -> None:
-        """Set the time. A Service becomes stale if its drain requests have expired, or if its slow start advances.
-        `now` is from a monotonic clock, because a slow start must not go backwards when the Unix time is set."""
-        self._stale.update(dict.fromkeys((*self.drains.expire(unix_now), *self.slow_starts.advance(now))))
+        """Set the time. A Service becomes stale if one of its drain requests has taken effect or expired, or if its
+        slow start advances. `now` is from a monotonic clock, because a slow start must not go backwards when the Unix
+        time is set."""
+        self._stale.update(dict.fromkeys((*self.drains.advance(unix_now), *self.slow_starts.advance(now))))
 
     def next_time(self, unix_now: float, now: float) -> float:
         """Return when a Service will next become stale because of time, by the clock of `now`, or infinity if none
         will."""
-        expiry, step = self.drains.next_expiry, self.slow_starts.next_step
-        expires_at = math.inf if expiry is None else now + max(0.0, expiry - unix_now)
-        return expires_at if step is None else min(expires_at, max(now, step))
+        change, step = self.drains.next_change, self.slow_starts.next_step
+        changes_at = math.inf if change is None else now + max(0.0, change - unix_now)
+        return changes_at if step is None else min(changes_at, max(now, step))
 
     @property
     def has_stale(self) -> bool:

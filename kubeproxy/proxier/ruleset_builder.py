@@ -75,7 +75,7 @@ class RuleSetBuilder:
         self.generation = 0
         """A number that increases with every change that needs a transaction."""
         self.claims = AddressClaims()
-        self.unled: dict[FrontendName, str] = {}
+        self.refused: dict[FrontendName, str] = {}
         """The frontends whose endpoints get no clients at all: the kernel path cannot serve them, and no worker does.
         Each has the reason."""
         self._unserved: dict[FrontendName, str] = {}
@@ -127,7 +127,7 @@ class RuleSetBuilder:
         else:
             self._unserved.pop(frontend.name, None)
         self._put(frontend, port, refusals)
-        self._lead_refused()
+        self._use_free_slots()
 
     def _put(self, frontend: Frontend, port: int, refusals: Mapping[Verdict, int]) -> None:
         name = frontend.name
@@ -160,7 +160,7 @@ class RuleSetBuilder:
             self.claims.put(destination, Claimant(name, origin, Place.of(frontend, destination)))
             self._settle(destination)
 
-    def lead(self, frontend: Frontend) -> None:
+    def update_endpoints(self, frontend: Frontend) -> None:
         """Update the endpoints of a frontend on the kernel path. All other changes of the frontend need `put`."""
         entry = self._entries.get(frontend.name)
         if entry is not None and frontend.name in self._spread_of:
@@ -176,7 +176,7 @@ class RuleSetBuilder:
             self._set_spread(now)
             self._set_hairpins(now)
             self._respread(frontend.name)
-            self._lead_refused()
+            self._use_free_slots()
 
     def remove(self, name: FrontendName) -> None:
         """Remove a frontend."""
@@ -185,14 +185,14 @@ class RuleSetBuilder:
             self._unserved.pop(name, None)
             self.generation += 1
             self._spread_of.pop(name, None)
-            self.unled.pop(name, None)
+            self.refused.pop(name, None)
             self._budget.release(name)
             self._hairpins.put(name, ())
             self._external.discard(name)
             self._forget(name, entry, keep=set())
-            self._lead_refused()
+            self._use_free_slots()
 
-    def _lead_refused(self) -> None:
+    def _use_free_slots(self) -> None:
         """Put frontends on the kernel path that got no slots before, if there is room for them now."""
         for name in self._budget.admissible():
             if (entry := self._entries.get(name)) is not None:
@@ -385,7 +385,7 @@ class RuleSetBuilder:
         """Decide the data path of every frontend again."""
         for entry in list(self._entries.values()):
             self._put(entry.frontend, entry.own_port, entry.refusals)
-        self._lead_refused()
+        self._use_free_slots()
         for destination in self.claims:
             self._set_masquerade(destination)
 
@@ -400,9 +400,9 @@ class RuleSetBuilder:
             frontend = replace(frontend, balancing=frontend.settled, settled=None)
             targets, refusal = self._kernel_targets(frontend)
         if refusal and frontend.endpoints and (unserved := self._why_unserved(name)):
-            self.unled[name] = f"{unserved}: {refusal}"
+            self.refused[name] = f"{unserved}: {refusal}"
         else:
-            self.unled.pop(name, None)
+            self.refused.pop(name, None)
         spread = Spread(
             str(name.service_port),
             targets,

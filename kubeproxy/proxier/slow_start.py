@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from kubeproxy.model import Frontend, FrontendName, ServiceName, Target
-from kubeproxy.proxier.resolution_times import Expiries
+from kubeproxy.proxier.resolution_times import ResolutionTimes
 
 STEPS: Final = 10
 """The number of steps until an endpoint has its whole share. The first step is made at once."""
@@ -28,7 +28,7 @@ class SlowStarts:
         self._now = 0.0
         self._began: dict[ServiceName, dict[FrontendName, dict[Target, float | None]]] = {}
         """For each endpoint of a Service with slow start, when it became ready, or None if it has its whole share."""
-        self._steps = Expiries()
+        self._steps = ResolutionTimes()
 
     def advance(self, now: float) -> list[ServiceName]:
         """Set the time. Return the Services that have to be resolved again because a share has grown."""

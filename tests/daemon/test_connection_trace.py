@@ -151,7 +151,7 @@ async def test_the_kernel_path_names_its_rules_and_what_it_leaves_out() -> None:
     assert said[3:] == [
         "  1. the client is another host: its packet meets the hook prerouting",
         "  2. 10.96.0.1:80/TCP is a cluster IP of default/web:http",
-        "  3. the kernel leads it to one of 1 endpoints, at random with equal shares",
+        "  3. the kernel forwards it to one of 1 endpoints, at random with equal shares",
         "     map spreads4, chain tcp_spread4_1, slots 0 to 0 of map tcp_slots4",
         "     10.3.0.2:8080",
         "  4. 1 endpoint gets no new clients at present",

@@ -185,7 +185,7 @@ def test_after_a_takeover_it_waits_for_the_end_of_the_container(tmp_path: Path, 
 
 
 def test_if_the_instance_that_has_taken_over_ends_the_control_process_starts_again(tmp_path: Path, host: Host) -> None:
-    """Also while workers of its own serve on; and again, if that one yields, too."""
+    """Also while workers of its own keep serving; and again, if that one yields, too."""
     script = f'{LOG_START}; {ORPHAN} [ "$(grep -c start "$0")" = 3 ] && exec tail -f /dev/null; exit 0'
     with ExitStack() as other:
         other.enter_context(instance(host))

@@ -106,10 +106,10 @@ def test_what_the_kernel_cannot_count_is_a_workers_unless_there_is_none() -> Non
     drawn, wanted = frontend(VIP), replace(frontend(VIP), balancing=LEAST)
     made = rules(drawn)
     assert made.data_path(drawn)[0] is DataPath.KERNEL
-    made.lead(wanted)
+    made.update_endpoints(wanted)
     path, why, _ = made.data_path(wanted)
     assert (path, "least-connections" in why) == (DataPath.USERSPACE, True)
-    made.lead(drawn)
+    made.update_endpoints(drawn)
     assert made.data_path(drawn)[0] is DataPath.KERNEL, "as soon as the kernel can"
     strict = rules(wanted, policy=replace(KERNEL, fallback=False))
     assert strict.data_path(wanted)[0] is DataPath.KERNEL, "a draw is better than a refusal"
@@ -163,7 +163,7 @@ def test_what_had_no_slots_gets_them_when_others_are_freed() -> None:
     made = rules(hashed, late, policy=replace(KERNEL, slots=1 << 18))
     assert [made.data_path(it)[0] for it in (hashed, late)] == [DataPath.KERNEL, DataPath.USERSPACE]
     made.take_unbalanced(made.ruleset())
-    made.lead(replace(hashed, balancing=Balancing()))
+    made.update_endpoints(replace(hashed, balancing=Balancing()))
     assert made.data_path(late)[0] is DataPath.KERNEL
     assert not made.is_balanced, "the kernel learns of it"
     made.put(replace(late, balancing=Balancing(Scheduler.MAGLEV, seed=7)), 40002)
@@ -200,8 +200,8 @@ def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
     fates = [trace(made.ruleset(), each).fate for each in (VIP, EXTERNAL)]
     assert fates == [Fate.FORWARDED, Fate.REFUSED]
     assert {port.port for port in made.ruleset().refused} == {40001, 40002, 40003}
-    assert list(made.unled) == [loopback.name]
-    assert "is a loopback address" in made.unled[loopback.name]
+    assert list(made.refused) == [loopback.name]
+    assert "is a loopback address" in made.refused[loopback.name]
     assert [made.data_path(each)[0] for each in (frontend(VIP), loopback, empty)] == [
         DataPath.KERNEL,
         DataPath.REFUSED,
@@ -213,11 +213,11 @@ def test_without_a_fallback_what_the_kernel_cannot_lead_is_refused() -> None:
     made.use_ejected({**all_refuse, (Protocol.TCP, THREE[0]): True}, [frontend_name("web")])
     assert trace(made.ruleset(), VIP).fate is Fate.FORWARDED, "a silent one may be silent to this node alone"
     made.put(replace(loopback, endpoints=THREE), 40002)
-    assert not made.unled
+    assert not made.refused
     assert trace(made.ruleset(), EXTERNAL).fate is Fate.FORWARDED
     made.put(loopback, 40002)
     made.remove(loopback.name)
-    assert not made.unled
+    assert not made.refused
 
 
 def test_without_a_kernel_path_the_rules_are_as_ever() -> None:
@@ -276,7 +276,7 @@ def test_another_endpoint_on_this_node_costs_no_new_rules() -> None:
     web = replace(frontend(VIP, endpoints=THREE[:2]), neighbors=THREE[:2])
     made = rules(web, replace(frontend(EXTERNAL), name=frontend_name("shop"), neighbors=THREE[1:2]))
     in_force, generation = made.ruleset(), made.generation
-    made.lead(replace(web, endpoints=THREE[1:], neighbors=THREE[2:]))
+    made.update_endpoints(replace(web, endpoints=THREE[1:], neighbors=THREE[2:]))
     change = made.take_unbalanced(in_force)
     assert change.hairpins == {THREE[0].address: False, THREE[2].address: True}
     in_force.enter(change)
@@ -310,7 +310,7 @@ def test_an_endpoint_that_only_serves_flows_that_exist_is_an_endpoint_of_the_spr
     web = frontend(VIP)
     made = rules(web)
     in_force = made.ruleset()
-    made.lead(replace(web, endpoints=THREE[1:], staying=THREE[:1]))
+    made.update_endpoints(replace(web, endpoints=THREE[1:], staying=THREE[:1]))
     spread = made.take_unbalanced(in_force).spreads[Traffic(VIP)]
     assert spread is not None
     assert (spread.targets, set(spread.endpoints)) == (THREE[1:], set(THREE))

@@ -6,26 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubeproxy.model import ServiceName
-from kubeproxy.proxier.resolution_times import Expiries
+from kubeproxy.proxier.resolution_times import ResolutionTimes
 
 NAMES = [ServiceName("shop", f"s{number}") for number in range(5)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.none() | st.integers(0, 20))), st.integers(0, 20))
 def test_each_service_is_taken_at_its_last_time(changes: list[tuple[ServiceName, int | None]], now: int) -> None:
-    expiries, last = Expiries(), dict[ServiceName, int]()
+    times, last = ResolutionTimes(), dict[ServiceName, int]()
     for name, at in changes:
-        expiries.set(name, at)
+        times.set(name, at)
         last.pop(name, None)
         if at is not None:
             last[name] = at
-    assert expiries.next == min(last.values(), default=None)
-    assert set(expiries.take(now)) == {name for name, at in last.items() if at <= now}
-    assert expiries.next == min((at for at in last.values() if at > now), default=None)
+    assert times.next == min(last.values(), default=None)
+    assert set(times.take(now)) == {name for name, at in last.items() if at <= now}
+    assert times.next == min((at for at in last.values() if at > now), default=None)
 
 
 def test_changes_leave_nothing_behind() -> None:
-    expiries = Expiries()
+    times = ResolutionTimes()
     for number in range(10_000):
-        expiries.set(NAMES[0], 100.0 + number % 7)
-    assert len(expiries._heap) < 100
+        times.set(NAMES[0], 100.0 + number % 7)
+    assert len(times._heap) < 100

@@ -255,11 +255,11 @@ def test_udp_ports_beyond_their_number_are_served_by_the_kernel_alone() -> None:
     assert [it.protocol for it in shared.sent if isinstance(it, Listen)] == [Protocol.UDP, Protocol.UDP]
     for where in ("10.96.0.1:80/UDP", "10.96.0.2:80/UDP", "198.51.100.1:80/UDP"):
         assert shared.fate(where) is Fate.FORWARDED
-    assert not {*shared.state.unavailable, *rules.unled}
+    assert not {*shared.state.unavailable, *rules.refused}
     shared.state.use(replace(kernel, data_path=USERSPACE_ONLY))
     shared.settle()
     assert shared.fate("10.96.0.2:80/UDP") is Fate.REFUSED
-    assert "room for 0 UDP service ports in user space" in rules.unled[frontend_name("b")]
+    assert "room for 0 UDP service ports in user space" in rules.refused[frontend_name("b")]
     shared.put("c", "10.96.0.3")
     assert "or use the kernel path" in shared.state.listeners.faults[frontend_name("c")]
     shared.state.use(kernel)
@@ -268,13 +268,13 @@ def test_udp_ports_beyond_their_number_are_served_by_the_kernel_alone() -> None:
     assert shared.fate("10.96.0.3:80/UDP") is shared.fate("10.96.0.1:80/UDP") is Fate.FORWARDED
     shared.remove("a")
     assert shared.fate("10.96.0.1:80/UDP") is Fate.PASSED
-    assert not {*shared.state.unavailable, *rules.unled}
+    assert not {*shared.state.unavailable, *rules.refused}
     shared.state.close()
     assert not shared.reserver.held
 
 
 def test_a_udp_port_that_the_kernel_alone_serves_gets_a_listener_when_one_closes() -> None:
-    """First one that the kernel cannot lead; and no client is led past it meanwhile."""
+    """First one that the kernel cannot serve; and no client is sent past it meanwhile."""
     settings = replace(
         SETTINGS,
         protocols=frozenset({Protocol.UDP}),
@@ -292,7 +292,7 @@ def test_a_udp_port_that_the_kernel_alone_serves_gets_a_listener_when_one_closes
     assert shared.fate("10.96.0.2:80/UDP") is Fate.REFUSED
     shared.remove("first")
     assert shared.fate("10.96.0.2:80/UDP") is Fate.PROXIED
-    assert frontend_name("b") not in shared.state.rules.unled
+    assert frontend_name("b") not in shared.state.rules.refused
     assert shared.state.rules.proxy_port_of(a, 0) == refusing
     shared.refuse[a] = "all descriptors are in use"
     shared.remove("second")

@@ -78,7 +78,7 @@ class Finish:
             successor = await self._requests.get(name)
             if successor is None or successor.annotations.get(RENAMED_FROM) != new.name:
                 raise UpdateError(
-                    f"{new.name} cannot be renamed: another client has created {name}; {new.name} serves on."
+                    f"{new.name} cannot be renamed: another client has created {name}; {new.name} keeps serving."
                     f" Delete {name} and run the same command again, or keep the name {new.name}"
                 )
         return await self.complete_rename(successor)

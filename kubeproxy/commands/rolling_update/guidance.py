@@ -79,7 +79,7 @@ def state(snapshot: Snapshot) -> str:
 def lines(options: UpdateOptions, snapshot: Snapshot | None, *, back: bool, new_name: str) -> list[str]:
     """Return the lines to print after the reason why the update has stopped. `back` tells whether the update can be
     undone."""
-    found = [f"state: {state(snapshot)}; the pods serve on"] if snapshot is not None else []
+    found = [f"state: {state(snapshot)}; the pods keep serving"] if snapshot is not None else []
     found.append(f"to go on:   {go_on(options)}")
     if options.rollback:
         return found

@@ -47,7 +47,7 @@ class Orphans:
 
     async def serve(self, orphan: OrphanedWorker) -> None:
         """Serve a worker until it ends. Raise ValueError for an invalid message."""
-        log.info("orphaned worker serves on", pid=orphan.pid, until="our rules are in force")
+        log.info("orphaned worker keeps serving", pid=orphan.pid, until="our rules are in force")
         self._orphans.add(orphan)
         try:
             with contextlib.suppress(OSError):

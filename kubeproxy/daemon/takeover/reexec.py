@@ -82,7 +82,7 @@ def renew(words: Sequence[str]) -> NoReturn:
 
 def leave() -> NoReturn:
     """End this process, and leave the workers alive."""
-    log.info("kubeproxy has stopped, its workers serve on")
+    log.info("kubeproxy has stopped, its workers keep serving")
     logging.shutdown()  # Flush the log before the process ends.
     os._exit(0)
 

@@ -41,7 +41,7 @@ class SharedListener(Listener):
         self._of.update(dict.fromkeys(keys, listener))
 
     def leave(self, listener: Listener) -> None:
-        """Serve the queued clients of a frontend, and then no more."""
+        """Accept the clients that are queued now, then serve no more clients of this frontend."""
         self._accept_queued()
         self._forget(listener)
 

@@ -205,7 +205,8 @@ class Ctnetlink:
     def _dump(
         self, protocol: Protocol, request: Callable[[int], bytes], among: re.Pattern[bytes] | None = None
     ) -> Iterator[TrackedFlow]:
-        """Yield the flows that answer a request. With `among`, leave out those in which that is not found."""
+        """Send a request and yield the flows in the answers, or with `among` only those whose message matches this
+        pattern."""
         sequence = next(self._sequence)
         self._socket.send(request(sequence))
         for message in answers(self._socket, sequence, at_most=_BUFFER_BYTES):
@@ -221,8 +222,9 @@ class Ctnetlink:
         return self._delete([wire.delete_request(flow, next(self._sequence)) for flow in flows])
 
     def delete_unanswered(self, flows: Sequence[TrackedFlow], protocol: Protocol, *, at_most: int) -> bool:
-        """Delete those of these flows, which have one target, that are still unanswered. Return False, and delete
-        nothing, if the kernel cannot do this or would need more walks through its table than `at_most`."""
+        """Delete the flows that are still unanswered; all given flows have the same target. Return False if the kernel
+        refuses a deletion. Also return False, and delete nothing, if the kernel would have to walk through its table
+        more than `at_most` times."""
         requests = wire.delete_unanswered_requests(flows, protocol, self._sequence)
         if len(requests) > at_most:
             return False

@@ -69,8 +69,8 @@ def dump_request(
     target: Address | None = None,
 ) -> bytes:
     """Return the request for the flows of a family and protocol: all, or those that are not answered, have a translated
-    destination, or are led to an IPv4 address. Kernels before 5.8 do not filter by protocol and address, and kernels
-    before 5.18 do not filter by status, so they answer with other flows, too."""
+    destination, or are translated to an IPv4 address. Kernels before 5.8 do not filter by protocol and address, and
+    kernels before 5.18 do not filter by status, so they answer with other flows, too."""
     flows = _nest(TUPLE_ORIG, _nest(_TUPLE_PROTO, _attribute(_PROTO_NUM, bytes([_NUMBERS[protocol]]))))
     filters = [(_FILTER_ORIG_FLAGS, _BY_PROTO_NUM)]
     if target is not None:

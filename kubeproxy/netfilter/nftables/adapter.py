@@ -57,10 +57,11 @@ class Nftables:
         # The subscription to notifications, made with the first transaction, or None if the kernel does not notify.
         self._watch: TableWatch | None = None
         self._watching = False
-        # Whether the kernel accepts all features of our table.
+        # Whether the kernel accepts redirects with both Feature.TRANSPARENT and Feature.SOCKET_GUARD.
         self._takes_all = False
         self._takes_spreads = False
-        # For each map of clients, the addresses of endpoints that it may contain, as this process last read or left it.
+        # The addresses of endpoints that each map of clients may contain, by the name of the map. They are read with
+        # the table, and set when clients are deleted.
         self._kept: dict[str, frozenset[Address]] = {}
         self._on_foreign_change: Callable[[], None] = lambda: None
 

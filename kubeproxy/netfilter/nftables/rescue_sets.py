@@ -213,7 +213,8 @@ def _alike(elements: bytes) -> list[tuple[bytes, float]] | None:
 
 
 def _shape(key_bytes: int) -> tuple[struct.Struct, bytes, bytes]:
-    """Return the layout of an element with a key of this length, and the bytes before and after the key."""
+    """Return the layout of an element with a key of this length, and the constant bytes before its key and between key
+    and expiration."""
     header = ATTRIBUTE_HEADER
     value, expiration = header.size + key_bytes, header.size + 8
     before = header.pack(2 * header.size + value + expiration, 1) + header.pack(header.size + value, _KEY)

@@ -206,7 +206,7 @@ def transition(have: Table | None, wanted: RuleSet, *, apart: int | None = None)
         *element_steps(_redirect_elements(before.redirects, wanted.redirects)),
     ]
     if new.rescue and before.rescue and new.slots and (before.paused or not before.slots):
-        # Enable the rescue with the transaction, so that the first packets of all spreads are rescued, too.
+        # Enable the rescue in the same transaction, so that the first packets to the new slots can be rescued.
         steps.append(rescue.revival(TABLE))
     slots: list[Iterator[Replacement]] = []
     for _, some in groupby(sorted(changed(before.slots, new.slots, NO_SLOTS), key=by_origin), key=by_origin):

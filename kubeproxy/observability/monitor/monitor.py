@@ -55,7 +55,8 @@ class _Growth:
         self._grew_at: float | None = None
 
     def look(self) -> int:
-        """Return the growth since the last call, or since the start for the first call."""
+        """Read the counter. Return by how much it has grown since the last call, or at the first call since
+        construction."""
         before, self._seen = self._seen, self._read()
         if self._seen > before:
             self._grew_at = self._clock()
@@ -63,7 +64,7 @@ class _Growth:
 
     @property
     def lately(self) -> bool:
-        """Return whether a check within the last `REPEAT_S` seconds has found growth."""
+        """Return whether a call of `look` within the last `REPEAT_S` seconds has found growth."""
         return self._grew_at is not None and self._clock() - self._grew_at <= REPEAT_S
 
 

@@ -174,7 +174,7 @@ def test_pods_that_never_become_ready() -> None:
         assert ran.status == 1
         name = it.rc("web")["metadata"]["annotations"][NEXT]
         assert "error: timed out waiting for any update progress to be made; it waits for pod web-" in ran.err
-        assert f"state: web has 3 of 3 pods ready; {name} has 0 of 1 pods ready; the pods serve on\n" in ran.err
+        assert f"state: web has 3 of 3 pods ready; {name} has 0 of 1 pods ready; the pods keep serving\n" in ran.err
         assert "to go on:   kubeproxy rolling-update web --image=web:2\n" in ran.err
         assert f"to go back: kubeproxy rolling-update web {name} --rollback\n" in ran.err
         it.cluster.kubelet.is_broken = lambda pod: False
@@ -381,7 +381,7 @@ def test_another_client_takes_the_name_before_the_rename() -> None:
 
 
 def test_no_garbage_collector() -> None:
-    """The rename cannot end; every pod serves on, and the same command completes it later."""
+    """The rename cannot end; every pod keeps serving, and the same command completes it later."""
 
     async def scenario(it: Stage) -> None:
         await it.begin(replicas=2)

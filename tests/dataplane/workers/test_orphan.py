@@ -1,4 +1,4 @@
-"""Orphaned workers: they serve on, find the new owner, and retire at its request or after their grace period."""
+"""Orphaned workers: they keep serving, find the new owner, and retire at its request or after their grace period."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def test_an_owner_retires_them(owner: Owner) -> None:
         others = await connected(left.address)
         owner.send(b'{"type": "another"}\n{"type": "ret')
         others[1].write(b"y")
-        assert await others[0].readexactly(1) == b"y", "they serve on until they are retired"
+        assert await others[0].readexactly(1) == b"y", "they keep serving until they are retired"
         owner.send(b'ire"}\n')
         await until_refused(left.address)
         writer.write(b"z")

@@ -16,7 +16,7 @@ from tests.system.cluster.traffic import Tally, Traffic
 ADDRESS: Final = "10.96.0.50"
 NODE_PORT: Final = 30080
 GRACE_S: Final = 5
-"""How long a pod of the Service serves on when it has been told to end, as a pod should."""
+"""How long a pod of the Service keeps serving when it has been told to end, as a pod should."""
 
 
 def server(image: str, grace_s: int) -> tuple[Object, Object]:

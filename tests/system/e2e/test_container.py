@@ -49,7 +49,7 @@ def serve(stage: Stage, *options: str, netfilter: str) -> Daemon:
 
 @each_path
 def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
-    """Its workers serve on, and the next control process relieves them: the container does not end, and the
+    """Its workers keep serving, and the next control process relieves them: the container does not end, and the
     connections move."""
     daemon = serve(stage, "--workers=2", netfilter=netfilter)
     before = control_of(daemon)
@@ -58,7 +58,7 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
     with Crowd(stage.client, (VIP, 80)) as crowd:
         linger()
         os.kill(before, signal.SIGKILL)
-        until(lambda: daemon.log().count("orphaned worker serves on") == 2, "orphans have reported")
+        until(lambda: daemon.log().count("orphaned worker keeps serving") == 2, "orphans have reported")
         until(lambda: control_of(daemon) not in (None, before), "another control process runs")
         until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
         linger()

@@ -144,7 +144,7 @@ def test_orphaned_workers_serve_until_the_lists_are_complete(stage: Stage, tmp_p
     port = kernel_state.redirects(stage.node)[VIP, 80]
     first.process.kill()
     first.process.wait()
-    until(lambda: second.log().count("orphaned worker serves on") == 2, "orphans have reported")
+    until(lambda: second.log().count("orphaned worker keeps serving") == 2, "orphans have reported")
     stage.await_answers(0, 1, 2)
     assert kernel_state.redirects(stage.node)[VIP, 80] == port
     assert "earlier instances have ended" not in second.log()
@@ -227,7 +227,7 @@ def test_the_control_process_is_killed(stage: Stage, netfilter: str) -> None:
         first.process.wait()
         linger()
         second = stage.daemon(QUICK, GRACE, "--workers=2", netfilter=netfilter)
-        until(lambda: "orphaned worker serves on" in second.log(), "orphans have reported")
+        until(lambda: "orphaned worker keeps serving" in second.log(), "orphans have reported")
         until(lambda: second.log().count("orphaned worker has ended") == 2, "the orphans have ended")
         linger()
     unhurt(crowd)
@@ -290,7 +290,7 @@ def test_re_exec(stage: Stage, netfilter: str) -> None:
         linger()
         daemon.process.send_signal(signal.SIGUSR2)
         until(lambda: daemon.log().count("kubeproxy starts") == 2, "it has begun anew")
-        until(lambda: "orphaned worker serves on" in daemon.log(), "orphans have reported")
+        until(lambda: "orphaned worker keeps serving" in daemon.log(), "orphans have reported")
         until(lambda: daemon.log().count("orphaned worker has ended") == 2, "the orphans have ended")
         linger()
     unhurt(crowd)

@@ -138,7 +138,7 @@ def test_a_start_serves_the_state_of_before_until_the_sources_are_listed(
 
 @pytest.mark.parametrize("netfilter", PATHS)
 def test_a_new_program_serves_the_state_of_before(stage: Stage, api: ApiHost, tmp_path: Path, netfilter: str) -> None:
-    """The workers serve on until then, and for as long as the sources may still be listed."""
+    """The workers keep serving until then, and for as long as the sources may still be listed."""
     daemon = serve(stage, api, tmp_path, netfilter)
     api.stop()
     with Traffic(stage.client, pause_s=0.02) as traffic:

@@ -96,7 +96,7 @@ def test_what_the_kernel_cannot_lead_is_refused_with_a_reason(mirrors: Stage, fa
     to = f"{address[0]}:{address[1]}" if family == V4 else f"[{address[0]}]:{address[1]}"
     traced = json.loads(daemon.get(f"/trace?to={to}&from={CLIENT[family]}", address=METRICS).body)
     assert traced["outcome"] == "refused"
-    assert "the kernel cannot lead its clients: endpoint" in traced["reason"]
+    assert "the kernel cannot forward its clients: endpoint" in traced["reason"]
     stage.write(LOCAL.name, *LOCAL.objects(0))
     until(lambda: attempt_at(stage, address) == "pod-0", "it is served when the reason is gone")
     until(lambda: "service problem resolved" in daemon.log(), "and said to be")
@@ -114,8 +114,8 @@ def attempt_at(stage: Stage, address: tuple[str, int]) -> str:
 def test_an_author_of_endpoint_slices_cannot_get_past_a_forward_policy(
     mirrors: Stage, family: int, strictly: bool
 ) -> None:
-    """By an endpoint that the kernel cannot lead to, the author has a worker dial the others from the node's address;
-    unless there is no worker."""
+    """By an endpoint to which the kernel cannot forward, the author has a worker dial the others from the node's
+    address; unless there is no worker."""
     stage = mirrors
     loopback = "127.0.0.1" if family == V4 else "::1"
     objects = WHOLE.objects(0)

@@ -354,7 +354,7 @@ class World:
         blow = [*tool, *BLOWS[self.netfilter][kind].split()]
         if kind in UNLED:
             # The table may be made anew, and then without what keeps the rescue alive.
-            with self._unrescued("removal of rules"), self.chronicle.during(self.chronicle.unled, kind):
+            with self._unrescued("removal of rules"), self.chronicle.during(self.chronicle.without_slots, kind):
                 node.run(blow, check=False)
                 until(self._led, "the kernel leads to endpoints again", within_s=PATIENCE_S)
             return

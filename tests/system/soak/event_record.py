@@ -81,7 +81,7 @@ class Chronicle:
     robbed: list[Span] = field(default_factory=list)
     """From the removal of our rules by a foreign program until they were there again."""
     policies: list[Policy] = field(default_factory=list)
-    unled: list[Span] = field(default_factory=list)
+    without_slots: list[Span] = field(default_factory=list)
     """The removal of slots or spreads by a foreign program: workers serve meanwhile."""
     unforwarded: list[Span] = field(default_factory=list)
     """The node did not forward packets."""

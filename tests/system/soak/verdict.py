@@ -161,7 +161,10 @@ class Verdict:
         elsewhere = (
             not BY_NAME[seen.place].steady
             or True in counting
-            or any(span.meets(seen.began - LIVE_S, until) for span in (*self._chronicle.robbed, *self._chronicle.unled))
+            or any(
+                span.meets(seen.began - LIVE_S, until)
+                for span in (*self._chronicle.robbed, *self._chronicle.without_slots)
+            )
             or any(
                 span.begin <= until and seen.began <= self._known_after(span.end)
                 for span in self._chronicle.unforwarded

@@ -46,7 +46,7 @@ journalctl -u kubeproxy --no-pager -o cat >/tmp/journal
 ! grep "a helper process" /tmp/journal || die "a helper could not be had, or was lost"
 rm /etc/kubeproxy/manifests/many.yaml
 
-step "kill -9 of the control process: its workers serve on until the next one has taken over"
+step "kill -9 of the control process: its workers keep serving until the next one has taken over"
 before=$(main)
 kill -9 "$before"
 ask "without control process"
@@ -54,7 +54,7 @@ becomes "$before" 10
 systemctl is-active --quiet kubeproxy || sleep 3
 ask "after the crash"
 
-step "a loop that hangs: the watchdog ends it, workers serve on"
+step "a loop that hangs: the watchdog ends it, workers keep serving"
 before=$(main)
 kill -STOP "$before"
 ask "while it hangs"
