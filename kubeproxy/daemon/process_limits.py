@@ -43,7 +43,7 @@ def forbid_core_dumps() -> None:
     """Forbid core dumps of this process and its children, because they would contain tokens and client keys.
 
     The limit is 1 byte, not 0. Both are too small for a file. But if core_pattern names a program ("|..."), the kernel
-    starts it under a limit of 0, and not under a limit of 1 (fs/coredump.c). A limit that is already 0 stays.
+    starts it under a limit of 0, and not under a limit of 1 (fs/coredump.c). A hard limit that is already 0 stays.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     limit = 1 if hard == resource.RLIM_INFINITY else min(1, hard)

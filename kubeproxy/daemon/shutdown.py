@@ -127,9 +127,9 @@ class Shutdown:
     async def _drain_last(self, grace_s: float) -> None:
         """Accept the packets that are on their way. Then stop accepting, and drain for at most `grace_s` seconds."""
         await self._hurried(asyncio.sleep(arrival_s(grace_s)))
-        # If a client's first packet was lost, the client retransmits it, and its conntrack entry still redirects it to
-        # our port. That port is closed by then, and would refuse the client. So the entries are deleted: the first call
-        # deletes those that no listener has accepted, and the second one those of incomplete handshakes.
+        # A client whose first packet was dropped sends it again, and its conntrack entry still redirects it to our
+        # port. That port is closed by then, and would refuse the client. So entries without a socket are deleted three
+        # times: now, after the listeners have closed, and after the last connections have ended.
         await self._proxier.kernel.forget_ended(ours=True)
         await self._data_plane.retire()
         await self._proxier.kernel.forget_ended(ours=True)

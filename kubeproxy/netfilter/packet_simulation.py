@@ -70,7 +70,7 @@ def trace(
         return Trace(Fate.DROPPED, why=Why.SOURCE_RANGE)
     is_own = source is not None and contains(rules.internal_sources, source)
     is_internal = from_this_host or (is_own and not by_uplink)
-    taken = _lead(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
+    taken = _rule_for(rules, destination, is_internal=is_internal, from_this_host=from_this_host)
     if isinstance(taken, _Forwarded):
         spread, matched = taken
         masquerade = rules.masquerades.get(matched.destination)
@@ -108,7 +108,7 @@ def _is_masqueraded(masquerade: Masquerade | None, *, is_own: bool, from_this_ho
             return False
 
 
-def _lead(
+def _rule_for(
     rules: RuleSet, destination: Destination, *, is_internal: bool, from_this_host: bool
 ) -> tuple[int, Traffic] | _Forwarded | None:
     """Return the spread or the proxy port for a packet. Rules for its address take precedence over those for a node

@@ -17,9 +17,9 @@ from kubeproxy.proxier.drained_endpoints import drain_state, drained
 from kubeproxy.proxier.resolution_times import ResolutionTimes
 
 EXPIRY_STEP_S: Final = 10.0
-"""When a request takes effect or expires later, that waits for the next multiple of this number of seconds. So a
-thousand requests that end one after the other do not resolve their Service a thousand times. Well-behaved rollouts
-withdraw a request themselves when they no longer need it."""
+"""A request that takes effect or expires later does so at the next multiple of this number of seconds. So a thousand
+requests that end one after the other do not resolve their Service a thousand times. Well-behaved rollouts withdraw a
+request themselves when they no longer need it."""
 
 
 class Drains:

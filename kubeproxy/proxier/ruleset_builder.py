@@ -373,8 +373,8 @@ class RuleSetBuilder:
 
     def _transparent(self) -> bool:
         """Return whether a frontend may dial from clients' addresses now, or was allowed to at any time before. The
-        rules for this must be early and stay long: the data plane gets endpoints before the kernel gets rules, and
-        running connections outlive their frontend."""
+        rules for this must be there before the first such dial and stay until the process ends: the data plane gets
+        endpoints before the kernel gets rules, and running connections outlive their frontend."""
         if self._settings.facts.preserve is Preserve.NEVER:
             return False
         preserving = self._external if self._settings.facts.preserve is Preserve.EXTERNAL_LOCAL else self._entries

@@ -77,7 +77,7 @@ class _Segment:
         return not self._unread
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Store the result of one read from the NFLOG socket, which has `count` copies."""
+        """Store the `count` copies in the result of one read from the NFLOG socket."""
         self._unread.append((data, now))
         self.count += count
         self.size += len(data)
@@ -122,7 +122,7 @@ class Copies:
         return sum(not segment.read for segment in self._segments)
 
     def add(self, data: bytes, count: int, now: float) -> None:
-        """Store the result of one read from the NFLOG socket, which has `count` copies."""
+        """Store the `count` copies in the result of one read from the NFLOG socket."""
         latest = self._segments[-1] if self._segments else None
         if latest is None or latest.count >= SEGMENT_COPIES or now - latest.began >= SEGMENT_S:
             latest = _Segment(now)

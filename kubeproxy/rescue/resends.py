@@ -97,7 +97,7 @@ class Resends:
         )
 
     def copied(self, data: bytes, count: int, now: float) -> None:
-        """Store the result of one read from the NFLOG socket, which has `count` copies."""
+        """Store the `count` copies in the result of one read from the NFLOG socket."""
         self._copied += count
         self._copies.add(data, count, now)
 

@@ -172,8 +172,8 @@ class StepLoop:
         return True
 
     async def _check_lock(self, name: str) -> None:
-        """Check the lock before a write to the controller `name`. If the lock is on this controller, the write itself
-        checks it."""
+        """Check the lock before a write to the controller `name`, and raise RivalUpdateError if another run has taken
+        the lock over. If the lock is on this controller, the write itself checks it."""
         if name != self._lock.name and (anchor := await self._requests.get(self._lock.name)) is not None:
             self._lock.check(anchor)
 

@@ -107,5 +107,6 @@ def _appended(history: str | None, revision: str, limit: int) -> str | None:
 
 
 def scale_annotations(desired: int, maximum: int) -> dict[str, str]:
-    """Return the annotations that record the Deployment's size on a ReplicaSet when the ReplicaSet is scaled."""
+    """Return the annotations of a ReplicaSet that record the size of its Deployment, and the largest total of pods,
+    when the ReplicaSet is scaled."""
     return {DESIRED_REPLICAS: str(desired), MAX_REPLICAS: str(maximum)}

@@ -71,8 +71,8 @@ class DeploymentWrites:
         return created
 
     async def scale(self, deployment: Deployment, scale: Scale) -> ReplicaSet:
-        """Set the size of a ReplicaSet, and record the Deployment's size in its annotations. Write nothing if both are
-        unchanged."""
+        """Set the size of a ReplicaSet, and record the Deployment's size and its largest total in annotations of the
+        ReplicaSet. Write nothing if all are unchanged. Return the ReplicaSet as it is then."""
         replica_set = scale.replica_set
         where = replica_set.metadata
         noted = scale_annotations(deployment.spec.replicas, max_total(deployment))

@@ -110,7 +110,8 @@ def _merged(have: Rules, wanted: Rules) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The changes of a table, in the order in which they must be made."""
+    """The changes of a table, in the order in which they must be made: `create`, `flush` and `drop` have names of
+    chains, `delete` and `add` have rules with their chain."""
 
     create: tuple[str, ...]
     flush: tuple[str, ...]

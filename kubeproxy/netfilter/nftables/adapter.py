@@ -155,7 +155,9 @@ class Nftables:
             try:
                 async with self._own_transaction():
                     await self._commands.change_elements(batches(KINDS, found.elements))
-            except TransactionTooLongError:  # The kernel has changed nothing. The program nft can do it in parts.
+            except TransactionTooLongError:
+                # No element has changed. The program nft can send the elements in parts. New chains are there already.
+
                 self._believed = None if found.chains else have
                 return False
             found.enter(have)
