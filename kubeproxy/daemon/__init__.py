@@ -4,7 +4,7 @@ Begin with `control_process`, which runs the daemon and returns its exit status.
 parts and controls the order of start, ready, reload, drain and stop. The parts are made in this order, and each may use
 those before it:
 
-kernel_interfaces    the packet filter's adapter, and what this host supports (`host_state`, `node_facts`)
+kernel_access        the packet filter's adapter, and what this host supports (`host_state`, `node_facts`)
 ownership            which instance owns the node (`takeover`: hot restart; `succession`: a start beside another one)
 reporting            metrics, health, Events (`service_events`), answers to `load_balancers`
 control_plane        tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`,
@@ -17,7 +17,7 @@ operator_view        the monitor, the access log, orders (`operator_orders`), an
                      `trace_client`, `trace_explanation` and `kernel_path_trace`)
 
 Before all of these come `process_start`, `current_configuration` (`reload` replaces it, `settings` translates it),
-`data_path_policy` and `data_plane_choice` (`own_ports`: how many listeners it may have). `parts` holds all parts for
-the pages that show them. The process itself is handled by `signals`, `process_limits`, `check_files`,
-`startup_progress` and `shutdown`. `container_init` is the first process of a container.
+`data_path_policy` and `data_plane_choice` (`own_ports`: how many listeners it may have). `shown_parts` has the parts
+that the pages show. The process itself is handled by `signals`, `process_limits`, `check_files`, `startup_progress` and
+`shutdown`. `container_init` is the first process of a container.
 """

@@ -9,7 +9,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.data_plane_choice import AnyDataPlane
 from kubeproxy.daemon.drain_reporter import DrainReporter
 from kubeproxy.daemon.host_state import HostFacts
-from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_access import KernelAccess
 from kubeproxy.daemon.own_ports import own_ports
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.process_start import Process
@@ -43,7 +43,7 @@ class ControlPlane:
         configuration: Configuration,
         process: Process,
         tracker: Tracker,
-        kernel: KernelSide,
+        kernel: KernelAccess,
         ownership: Ownership,
         reporting: Reporting,
         data_plane: AnyDataPlane,

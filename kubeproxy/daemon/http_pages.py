@@ -12,7 +12,7 @@ from functools import partial
 
 from kubeproxy.config.address_types import MetricsAddress
 from kubeproxy.config.dump import go_data
-from kubeproxy.daemon.parts import Parts
+from kubeproxy.daemon.shown_parts import ShownParts
 from kubeproxy.daemon.status_collector import StatusCollector
 from kubeproxy.model import Address, Protocol
 from kubeproxy.netfilter.port_holders import Holders, kube_proxy_process
@@ -27,13 +27,13 @@ HolderOf = Callable[[str, int], str]
 """A function that returns the name of the process that listens at an address and port of this host, for messages."""
 
 
-def http_servers(parts: Parts, status_collector: StatusCollector) -> Sequence[HttpServer]:
+def http_servers(parts: ShownParts, status_collector: StatusCollector) -> Sequence[HttpServer]:
     """Return the configured servers, not yet started."""
     holder_of = partial(_holder_of, parts.process.find_holders)
     return [*_health_server(parts, holder_of), *_metrics_servers(parts, status_collector, holder_of)]
 
 
-def _health_server(parts: Parts, holder_of: HolderOf) -> Iterator[HttpServer]:
+def _health_server(parts: ShownParts, holder_of: HolderOf) -> Iterator[HttpServer]:
     reporting, configuration = parts.reporting, parts.configuration.value
     address = configuration.healthz_bind_address
 
@@ -56,7 +56,7 @@ def _health_server(parts: Parts, holder_of: HolderOf) -> Iterator[HttpServer]:
         yield HttpServer(listening, health_routes(reporting.health, reporting.metrics), protection)
 
 
-def _metrics_servers(parts: Parts, status_collector: StatusCollector, holder_of: HolderOf) -> Iterator[HttpServer]:
+def _metrics_servers(parts: ShownParts, status_collector: StatusCollector, holder_of: HolderOf) -> Iterator[HttpServer]:
     current, configuration = parts.configuration, parts.configuration.value
     health, metrics = parts.reporting.health, parts.reporting.metrics
     exposition = Exposition(

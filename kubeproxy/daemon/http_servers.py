@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kubeproxy.daemon.parts import Parts
+from kubeproxy.daemon.shown_parts import ShownParts
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.runtime.keep_running import kept_running
 from kubeproxy.runtime.threads import imported
@@ -24,7 +24,7 @@ class HttpServers:
     """The HTTP servers. They are closed until `open`, and again after `release_ports`, which frees the ports for a new
     instance."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ShownParts) -> None:
         self._parts = parts
         self._recent_warnings = RecentWarnings()
         self._recent_warnings.attach()

@@ -8,7 +8,7 @@ from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.data_plane_choice import AnyDataPlane
 from kubeproxy.daemon.flow_accounting import FlowAccounting
-from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_access import KernelAccess
 from kubeproxy.daemon.kernel_path_counters import KernelTraffic
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.process_start import Process, on_crash
@@ -28,7 +28,7 @@ class KernelPath:
         self,
         configuration: Configuration,
         process: Process,
-        kernel: KernelSide,
+        kernel: KernelAccess,
         ownership: Ownership,
         reporting: Reporting,
         control_plane: ControlPlane,

@@ -18,17 +18,17 @@ from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.data_plane_choice import AnyDataPlane, make_data_plane
 from kubeproxy.daemon.drain_hook import DrainHook
-from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_access import KernelAccess
 from kubeproxy.daemon.kernel_path_runtime import KernelPath
 from kubeproxy.daemon.operator_view import OperatorView
 from kubeproxy.daemon.ownership import Ownership
-from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.pod_drains import PodDrains
 from kubeproxy.daemon.process_limits import reap_adopted
 from kubeproxy.daemon.process_start import Process, on_crash
 from kubeproxy.daemon.reload import Reloader
 from kubeproxy.daemon.reporting import Reporting
 from kubeproxy.daemon.settings import conntrack_limits
+from kubeproxy.daemon.shown_parts import ShownParts
 from kubeproxy.daemon.shutdown import RulesAtExit, Shutdown, last_s, rules_at_exit
 from kubeproxy.daemon.sources import source_names, source_texts
 from kubeproxy.daemon.succession import Succession
@@ -67,7 +67,7 @@ class Daemon(Owner):
         data_plane = make_data_plane(configuration.value, instance_marker=marker, on_crash=on_crash)
         process.closing.push_async_callback(data_plane.close)
         tracker = Tracker(source_names(configuration.value))
-        kernel = await KernelSide.create(configuration.value, process, tracker, data_plane)
+        kernel = await KernelAccess.create(configuration.value, process, tracker, data_plane)
         return cls(configuration, process, marker, data_plane, tracker, kernel)
 
     def __init__(
@@ -77,7 +77,7 @@ class Daemon(Owner):
         marker: InstanceMarker,
         data_plane: AnyDataPlane,
         tracker: Tracker,
-        kernel: KernelSide,
+        kernel: KernelAccess,
     ) -> None:
         """Create the parts, each from those before it. Only the workers are running so far."""
         wanted = configuration.value
@@ -93,7 +93,7 @@ class Daemon(Owner):
             wanted, process, tracker, kernel, ownership, reporting, data_plane
         )
         self._kernel_path = KernelPath(wanted, process, kernel, ownership, reporting, control_plane, data_plane)
-        parts = Parts(
+        parts = ShownParts(
             process, configuration, data_plane, kernel, ownership, reporting, control_plane, self._kernel_path
         )
         self._pod_drains = PodDrains(control_plane.proxier.view.local_pods, control_plane.pods_leave)

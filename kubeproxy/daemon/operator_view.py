@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.http_servers import HttpServers
 from kubeproxy.daemon.operator_orders import OperatorOrders
-from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.pod_drains import PodDrains
+from kubeproxy.daemon.shown_parts import ShownParts
 from kubeproxy.dataplane.interface import Ended
 from kubeproxy.observability.health import Reason
 from kubeproxy.observability.logs import setup
@@ -21,7 +21,7 @@ from kubeproxy.runtime.tasks import TaskSet
 class OperatorView:
     """Reads all parts. It changes them only on an operator's order."""
 
-    def __init__(self, parts: Parts, drains: PodDrains) -> None:
+    def __init__(self, parts: ShownParts, drains: PodDrains) -> None:
         control_plane, rescue, reporting = parts.control_plane, parts.kernel_path.rescue, parts.reporting
         self._data_plane = parts.data_plane
         self._flows = parts.kernel_path.flows

@@ -7,7 +7,7 @@ import asyncio
 
 from kubeproxy.config.schema import Configuration
 from kubeproxy.daemon.data_plane_choice import AnyDataPlane
-from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_access import KernelAccess
 from kubeproxy.daemon.process_start import Process
 from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.daemon.takeover.owner import Owner
@@ -26,7 +26,7 @@ class Ownership:
         process: Process,
         owner: Owner,
         marker: InstanceMarker,
-        kernel: KernelSide,
+        kernel: KernelAccess,
         data_plane: AnyDataPlane,
     ) -> None:
         """No method of `owner` is called before `takeover.begin`, which binds the control socket."""

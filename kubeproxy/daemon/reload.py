@@ -10,8 +10,8 @@ import structlog
 
 from kubeproxy.config.diff import compare, effective
 from kubeproxy.daemon.operator_view import OperatorView
-from kubeproxy.daemon.parts import Parts
 from kubeproxy.daemon.settings import tune
+from kubeproxy.daemon.shown_parts import ShownParts
 from kubeproxy.model.errors import ConfigError, KubeproxyError
 from kubeproxy.observability.logs import setup
 from kubeproxy.observability.picture import ConfigurationState
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 class Reloader:
     """Replaces the configuration in force."""
 
-    def __init__(self, parts: Parts, operator_view: OperatorView, use_drain_hook: Callable[[], None]) -> None:
+    def __init__(self, parts: ShownParts, operator_view: OperatorView, use_drain_hook: Callable[[], None]) -> None:
         """`use_drain_hook` is called when a new configuration has come into force."""
         self._parts = parts
         self._use_drain_hook = use_drain_hook

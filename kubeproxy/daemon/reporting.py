@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
-from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_access import KernelAccess
 from kubeproxy.daemon.load_balancers import LoadBalancers
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.service_events import Events
@@ -27,7 +27,7 @@ class Reporting:
 
     @classmethod
     def create(
-        cls, configuration: CurrentConfiguration, tracker: Tracker, kernel: KernelSide, ownership: Ownership
+        cls, configuration: CurrentConfiguration, tracker: Tracker, kernel: KernelAccess, ownership: Ownership
     ) -> Reporting:
         """Create them, with this configuration as the first one."""
         families = kernel.host_facts.families

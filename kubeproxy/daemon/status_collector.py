@@ -9,7 +9,7 @@ import time
 from aiohttp import web
 
 from kubeproxy.daemon.connection_trace import Tracer
-from kubeproxy.daemon.parts import Parts
+from kubeproxy.daemon.shown_parts import ShownParts
 from kubeproxy.observability.status.observation import Observation
 from kubeproxy.observability.status.recent_warnings import RecentWarnings
 from kubeproxy.observability.status.routes import status_routes
@@ -19,7 +19,7 @@ from kubeproxy.observability.status.status_service import StatusService
 class StatusCollector:
     """Reads every part and changes none. Run `run` while the daemon lives. `routes` belong to the metrics server."""
 
-    def __init__(self, parts: Parts, recent_warnings: RecentWarnings) -> None:
+    def __init__(self, parts: ShownParts, recent_warnings: RecentWarnings) -> None:
         self._parts = parts
         proxier = parts.control_plane.proxier
         self._status_service = StatusService(

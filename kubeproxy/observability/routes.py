@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from kubeproxy.observability.health import Health, ProxyHealth
-from kubeproxy.observability.http.answers import from_loopback
+from kubeproxy.observability.http.middlewares import from_loopback
 from kubeproxy.observability.metrics.control_plane import Metrics
 from kubeproxy.observability.metrics.exposition import CONTENT_TYPE, Exposition
 

@@ -16,7 +16,7 @@ from kubeproxy.kubernetes.client.client import Client
 from kubeproxy.kubernetes.client.credentials import ClientSettings
 from kubeproxy.kubernetes.delegated_access import AccessRefusedError, DelegatedAccess
 from kubeproxy.observability.http.access import Access
-from kubeproxy.observability.http.answers import Gate
+from kubeproxy.observability.http.middlewares import Gate
 from kubeproxy.observability.http.server import HttpServer, Listening, Protection
 from kubeproxy.observability.http.tls import ServingTls, TlsFiles
 from kubeproxy.runtime.sd_notify import Notifier

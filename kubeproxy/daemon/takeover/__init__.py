@@ -4,7 +4,7 @@ takeover         decides which instance owns the node; the steps of a new instan
 search           finds the control process that owns the node, for a new instance
 predecessor      the owner, as a new instance sees it
 owner            what an owner does for a new instance, and for how long it leaves its rules unchanged
-server           the owner's side: answers new instances and orphaned workers (`orphans`)
+server           the owner's side: answers new instances and orphaned workers (`connected_orphans`)
 protocol         messages between two control processes
 control_socket   the abstract Unix socket at which these messages arrive
 serves_enough    decides whether the new instance serves what the owner serves (pure)

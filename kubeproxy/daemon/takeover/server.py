@@ -21,9 +21,9 @@ from typing import Final
 
 import structlog
 
+from kubeproxy.daemon.takeover.connected_orphans import Orphans, reap, shows_marker
 from kubeproxy.daemon.takeover.control_socket import ControlSocket
 from kubeproxy.daemon.takeover.orphaned_worker import OrphanedWorker
-from kubeproxy.daemon.takeover.orphans import Orphans, reap, shows_marker
 from kubeproxy.daemon.takeover.owner import HoldTime, Owner
 from kubeproxy.daemon.takeover.predecessor import ANSWER_S, Predecessor, UnprovenError
 from kubeproxy.daemon.takeover.protocol import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.tcp.sweep import sweep
+from kubeproxy.dataplane.tcp.connection_sweep import sweep
 
 if TYPE_CHECKING:
     from kubeproxy.dataplane.context import Context

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kubeproxy.dataplane.tcp.sweep import sweep
+from kubeproxy.dataplane.tcp.connection_sweep import sweep
 
 if TYPE_CHECKING:
     from kubeproxy.dataplane.context import Context

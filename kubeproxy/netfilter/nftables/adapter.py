@@ -157,7 +157,6 @@ class Nftables:
                     await self._commands.change_elements(batches(KINDS, found.elements))
             except TransactionTooLongError:
                 # No element has changed. The program nft can send the elements in parts. New chains are there already.
-
                 self._believed = None if found.chains else have
                 return False
             found.enter(have)

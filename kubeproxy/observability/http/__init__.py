@@ -2,7 +2,7 @@
 
 server            answers requests, whatever clients do
 timed_connection  a connection with a deadline
-answers           refuses requests before a page, and sets headers after it
+middlewares       refuse requests before a page, and set headers after it
 admission         decides which connections are kept when there are too many
 access            decides which requests are answered
 listen_sockets    one address and port, several accept queues

@@ -28,8 +28,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from kubeproxy.model.errors import KernelError
 from kubeproxy.observability.http.access import Access, is_loopback
 from kubeproxy.observability.http.admission import Admission, Kept, client_key
-from kubeproxy.observability.http.answers import Gate, answer_out_of_memory, behind, only, set_headers
 from kubeproxy.observability.http.listen_sockets import open_queues
+from kubeproxy.observability.http.middlewares import Gate, answer_out_of_memory, behind, only, set_headers
 from kubeproxy.observability.http.timed_connection import TimedConnection
 from kubeproxy.observability.logs.ratelimit import RateLimitedLog
 from kubeproxy.runtime.tasks import TaskSet

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from kubeproxy.dataplane.messages import Tune
-from kubeproxy.dataplane.tcp import sweep as sweep_module
+from kubeproxy.dataplane.tcp import connection_sweep as sweep_module
 from kubeproxy.dataplane.tcp.connection import Connection
-from kubeproxy.dataplane.tcp.sweep import sweep
+from kubeproxy.dataplane.tcp.connection_sweep import sweep
 from tests.dataplane.conftest import Bench, echo, endpoint, eventually
 
 

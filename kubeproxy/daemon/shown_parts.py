@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kubeproxy.daemon.control_plane import ControlPlane
 from kubeproxy.daemon.current_configuration import CurrentConfiguration
 from kubeproxy.daemon.data_plane_choice import AnyDataPlane
-from kubeproxy.daemon.kernel_interfaces import KernelSide
+from kubeproxy.daemon.kernel_access import KernelAccess
 from kubeproxy.daemon.kernel_path_runtime import KernelPath
 from kubeproxy.daemon.ownership import Ownership
 from kubeproxy.daemon.process_start import Process
@@ -18,13 +18,13 @@ from kubeproxy.observability.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts that are shown to operators."""
+class ShownParts:
+    """The parts of which operators can see something."""
 
     process: Process
     configuration: CurrentConfiguration
     data_plane: AnyDataPlane
-    kernel: KernelSide
+    kernel: KernelAccess
     ownership: Ownership
     reporting: Reporting
     control_plane: ControlPlane

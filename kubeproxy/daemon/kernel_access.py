@@ -1,5 +1,5 @@
-"""The connection to the kernel: the packet filter's adapter, connection tracking, and what this host and its kernel
-support."""
+"""The kernel, as the control process uses it: the packet filter's adapter, connection tracking, and what this host and
+its kernel support."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSide:
-    """The adapter in use, and facts about the kernel that do not change while the process lives."""
+class KernelAccess:
+    """The adapters in use, the facts about this host, and the present choice of data paths. The adapters stay the same
+    while the process lives."""
 
     netfilter: Netfilter
     conntrack: Conntrack
@@ -37,7 +38,7 @@ class KernelSide:
     @classmethod
     async def create(
         cls, configuration: Configuration, process: Process, tracker: Tracker, data_plane: AnyDataPlane
-    ) -> KernelSide:
+    ) -> KernelAccess:
         """Choose the adapter, and probe what the kernel supports. Raise KernelError if no adapter works.
 
         `tracker` provides the Node object, which is one of the facts about this host.
