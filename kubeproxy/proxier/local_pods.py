@@ -42,28 +42,24 @@ class LocalPods:
         ]
         now, before = tuple(endpoint for endpoint, _ in found), self._of.get(name, ())
         ports = frozenset(it.port for _, each in found for it in each if it.protocol is Protocol.TCP)
-        if ports != self._ports.get(name, frozenset()):
-            self._ports[name] = ports
-            self.changes += 1
-        if now == before:
-            return
-        if now:
-            self._of[name] = now
-        else:
-            del self._of[name]
-            self._ports.pop(name, None)
-        known = len(self._at)
         fresh = {endpoint.address: endpoint for endpoint in now}
-        for address in {endpoint.address for endpoint in before} - fresh.keys():
+        known = {endpoint.address for endpoint in before}
+        # A pod that has joined or left one of its Services has other ports.
+        self.changes += ports != self._ports.get(name, frozenset()) or fresh.keys() != known
+        if now:
+            self._of[name], self._ports[name] = now, ports
+        else:
+            self._of.pop(name, None)
+            self._ports.pop(name, None)
+        was_empty = not self._at
+        for address in known - fresh.keys():
             services = self._at[address]
             del services[name]
             if not services:
                 del self._at[address]
-                self.changes += 1
         for address, endpoint in fresh.items():
             self._at.setdefault(address, {})[name] = endpoint
-        self.changes += len(self._at) > known
-        if self._at and not known:
+        if self._at and was_empty:
             self.on_first()
 
     @property

@@ -109,6 +109,16 @@ def test_a_pod_in_anothers_place_is_a_change() -> None:
     assert pods.ports.keys() == {B}
 
 
+def test_a_pod_that_leaves_one_of_its_services_has_other_ports() -> None:
+    pods = LocalPods()
+    put(pods, WEB, endpoint(A))
+    pods.put(API, [endpoint_slice("api", (endpoint(A), endpoint(B)), "http:9090")], FACTS)
+    before, ports = pods.changes, pods.ports
+    pods.put(API, [endpoint_slice("api", (endpoint(B),), "http:9090")], FACTS)
+    assert pods.ports[A] < ports[A]
+    assert pods.changes > before
+
+
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     made = Node(facts=FACTS)
