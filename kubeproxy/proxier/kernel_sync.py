@@ -268,16 +268,17 @@ class KernelSync:
         in_force, change = self.in_force, self._rules.take_unbalanced(self.in_force)
         if not change:
             return
+        done = False
         try:
             done = self._handed_over and await self._netfilter.change(change)
         except KubeproxyError as error:
             self._schedule.require_full_sync()
             self._reports.failed(Part.NETFILTER, error)
-            done = False
+        finally:  # The change is not lost if the task is cancelled meanwhile.
+            if not done:
+                self._rules.require_rules()
         if done:
             await self._enter(change, in_force)
-        else:
-            self._rules.require_rules()
 
     async def _enter(self, change: RuleChange, in_force: RuleSet) -> None:
         """Record a change that the kernel has made, and delete the conntrack entries that contradict it: those of UDP,
@@ -288,15 +289,17 @@ class KernelSync:
             looked_at = RuleChange(datagrams)
         before = part(in_force, looked_at)
         in_force.enter(change)
-        if not looked_at or self._reconciled is None:
+        reconciled = self._reconciled
+        if not looked_at or reconciled is None:
             return
         started_at = self._clock.now()
+        self._reconciled = None  # If the deletion fails or is cancelled, the next one looks at all entries.
         try:
             deleted = await self._conntrack.reconcile(before, part(in_force, looked_at))
         except KubeproxyError as error:
-            self._reconciled = None
             self._reports.conntrack_failed(error)
             return
+        self._reconciled = reconciled
         self._reports.observer.reconciled(duration_s=self._clock.now() - started_at, deleted=deleted)
 
     async def leads_here(self) -> bool:

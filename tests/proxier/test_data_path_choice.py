@@ -32,7 +32,7 @@ from kubeproxy.model import (
 from kubeproxy.model.maglev import place_of
 from kubeproxy.model.snapshot import DataPath, SlotUse
 from kubeproxy.netfilter.packet_simulation import Fate, trace
-from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleSet
+from kubeproxy.netfilter.ruleset import ClientHash, Masquerade, RuleChange, RuleSet
 from kubeproxy.proxier.data_path_choice import USERSPACE_ONLY, DataPathPolicy, Ejected, Wanted, why_userspace
 from kubeproxy.proxier.node import NodeFacts
 from kubeproxy.proxier.ruleset_builder import RuleSetBuilder
@@ -464,6 +464,23 @@ class TestRebalancing:
         free.set()
         await node.rest()
         assert node.data_plane.endpoints[frontend_name("web")].endpoints == led_to(node)
+
+    async def test_a_change_is_not_lost_if_the_proxier_is_cancelled_meanwhile(
+        self, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node, begun = await serving(make_node()), asyncio.Event()
+
+        async def endless(change: RuleChange) -> bool:
+            begun.set()
+            return await asyncio.Future[bool]()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.netfilter, "change", endless)
+            node.tracker.put_slice(SOURCE, endpoint_slice("web", "10.0.0.1"))
+            await begun.wait()
+            await node.interrupt()
+        await node.settle()
+        assert led_to(node) == THREE[:1]
 
     async def test_a_data_plane_that_takes_nothing_does_not_keep_the_kernel_from_it(self, make_node: MakeNode) -> None:
         node = await serving(make_node())
