@@ -108,6 +108,8 @@ def table_change(have: Table, rules: RuleSet, change: RuleChange) -> TableChange
     """
     if not clients_in({traffic: spread for traffic, spread in change.spreads.items() if spread}) <= have.clients:
         return None
+    if any(_own_chains(now) != _own_chains(rules.spreads.get(traffic)) for traffic, now in change.spreads.items()):
+        return None
     if not change.only_endpoints and not _takes_only_elements(have, rules, change):
         return None
     touched = dict.fromkeys(destination for destination, _ in change.spreads)
@@ -170,19 +172,12 @@ def table_change(have: Table, rules: RuleSet, change: RuleChange) -> TableChange
 
 def _takes_only_elements(have: Table, rules: RuleSet, change: RuleChange) -> bool:
     """Return whether a change of Services takes no rules, apart from chains that draw slots for as many endpoints.
-
-    Session affinity, and hashes of clients, have chains of their own for each Service, which would stay when it goes.
     Source ranges are elements of another form.
     """
     content = have.content
     if content is None or change.allowed_sources:
         return False
-    # A change of endpoints may have brought a spread before, with a timeout or hash that its chains do not have yet.
-    touched = {**change.redirects, **change.spreads}
-    spreads = [spread for it in touched for spread in (change.spreads.get(it), rules.spreads.get(it))]
-    if any(it and (it.affinity_timeout_s is not None or it.client_hash is not None) for it in spreads):
-        return False
-    if any(change.spreads.values()) and not (content.spreads and have.slots):
+    if any(change.spreads.values()) and not content.spreads:
         return False  # With the first spread come the rules of spreads.
     filled = {
         *(
@@ -192,18 +187,24 @@ def _takes_only_elements(have: Table, rules: RuleSet, change: RuleChange) -> boo
         ),
         *(place(to, "masquerades") for to, kind in change.masquerades.items() if kind),
     }
-    if not filled <= content.filled or _empties(have, rules, change):
+    if not filled <= content.filled or _empties(rules, change):
         return False
     old = {it: rules.redirects[it] for it in change.redirects if it in rules.redirects}
     new = {it: port for it, port in change.redirects.items() if port is not None}
     return not (rules.unguarded_by(old) or rules.unguarded_by(new))
 
 
-def _empties(have: Table, rules: RuleSet, change: RuleChange) -> bool:
+def _own_chains(spread: Spread | None) -> tuple[object, ...]:
+    """Return what decides which chains a spread has of its own, for session affinity and for a hash of clients. Such
+    chains come and go only with complete rules."""
+    if spread is None:
+        return None, None
+    sticky = spread.affinity_timeout_s is not None
+    return spread.client_hash, (spread.service_port, spread.scope, spread.affinity_timeout_s) if sticky else None
+
+
+def _empties(rules: RuleSet, change: RuleChange) -> bool:
     """Return whether a change removes the last elements of a kind for which the table has rules."""
-    gone = sum(not spread and it in have.slots for it, spread in change.spreads.items())
-    if gone and gone == len(have.slots):
-        return True
 
     def kinds(changed: Mapping[_Key, object], present: Mapping[_Key, object], kind: Callable[[_Key], str]) -> bool:
         emptied = {kind(it) for it in changed if it in present}
@@ -215,11 +216,15 @@ def _empties(have: Table, rules: RuleSet, change: RuleChange) -> bool:
                 emptied.discard(kind(it))
         return bool(emptied)
 
-    return kinds(
-        {it: port for it, port in change.redirects.items() if it.origin is Origin.NODE},
-        rules.redirects,
-        lambda it: place(it.destination, "redirects", it.origin),
-    ) or kinds(change.masquerades, rules.masquerades, lambda it: place(it, "masquerades"))
+    return (
+        kinds(change.spreads, rules.spreads, lambda _: "spreads")
+        or kinds(
+            {it: port for it, port in change.redirects.items() if it.origin is Origin.NODE},
+            rules.redirects,
+            lambda it: place(it.destination, "redirects", it.origin),
+        )
+        or kinds(change.masquerades, rules.masquerades, lambda it: place(it, "masquerades"))
+    )
 
 
 def _members(rules: RuleSet, change: RuleChange) -> dict[tuple[str, Element], bool]:

@@ -132,20 +132,26 @@ async def test_other_endpoints_leave_the_table_of_the_new_rules(host: Host) -> N
         assert {FOUR[0]} <= set((await read(nftables)).slots[Traffic(WEB)].targets)
 
 
-async def test_a_timeout_that_came_with_endpoints_and_the_last_of_a_kind_take_complete_rules(host: Host) -> None:
+async def test_other_affinity_and_the_last_of_a_kind_take_complete_rules(host: Host) -> None:
+    web, others = RULES.spreads[Traffic(WEB)], {to: it for to, it in RULES.spreads.items() if it.targets == SIX}
     async with adapter() as nftables:
         rules = changeable(RULES)
         await nftables.apply(rules, verify=True)
-        sooner = RuleChange({Traffic(WEB): replace(RULES.spreads[Traffic(WEB)], affinity_timeout_s=5)})
-        assert await nftables.change(sooner)
-        rules.enter(sooner)
-        assert not await nftables.change(RuleChange(redirects={Traffic(WEB): 7001}))
-        for last in (
+        for complete in (
+            RuleChange({Traffic(WEB): replace(web, affinity_timeout_s=5)}),
+            RuleChange({Traffic(WEB): replace(web, affinity_timeout_s=None)}),
+            RuleChange({Traffic(WEB): replace(web, service_port="default/other:http")}),
+            RuleChange({Traffic(WEB): None}, redirects={Traffic(WEB): None}),
             RuleChange(redirects={Traffic(NODE_PORT, Origin.NODE): None}),
             RuleChange(masquerades={NODE_PORT: None}),
-            RuleChange(redirects={Traffic(DNS6): 7002}, spreads=dict.fromkeys(RULES.spreads)),
         ):
-            assert not await nftables.change(last), last
+            assert not await nftables.change(complete), complete
+        rules = replace(rules, spreads=others)
+        await nftables.apply(rules, verify=True)
+        empty = RuleChange({to: replace(it, targets=(), endpoints=()) for to, it in others.items()})
+        assert await nftables.change(empty)
+        rules.enter(empty)
+        assert not await nftables.change(RuleChange(dict.fromkeys(others), redirects={Traffic(DNS6): None}))
 
 
 async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(host: Host) -> None:
@@ -189,7 +195,7 @@ async def test_every_kind_of_element_is_in_the_kernel_as_the_program_nft_has_it(
         assert await nftables.change(RuleChange(hooks={**dict.fromkeys(RULES.hooks, False), **hooks}))
         assert await read(nftables) == nftables._believed
         assert set().union(*(nftables._believed.sets[name] for name in ("hooks4", "hooks6"))) == set(hooks)
-        gone: dict[Traffic, Spread | None] = dict.fromkeys(spreads)
+        gone = {traffic: None for traffic, it in spreads.items() if it.affinity_timeout_s is None}
         assert await nftables.change(RuleChange(gone))
         assert await read(nftables) == nftables._believed
 
