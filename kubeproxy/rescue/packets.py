@@ -172,8 +172,8 @@ def packed(address: str) -> bytes:
 def again(syn: Syn) -> bytes | None:
     """Return the SYN to send again, or None if its hop limit is used up.
 
-    The hop limit is lowered by one, so that a loop ends even if it contains no router. The checksums are computed anew,
-    because with checksum offload the copy has only a partial TCP checksum.
+    The hop limit is lowered by one, so that a loop ends even if it contains no router. The checksums are computed
+    again, because with checksum offload the copy has only a partial TCP checksum.
     """
     packet = bytearray(syn.packet)
     hops_at = 8 if packet[0] >> 4 == 4 else 7

@@ -112,7 +112,7 @@ def _progressing(
         current = conditions.find(stated, conditions.PROGRESSING)
         if current is not None and current.status == conditions.TRUE:
             condition = msgspec.structs.replace(condition, last_transition_time=current.last_transition_time)
-        # Set the condition anew even if reason and status are the same, because progress restarts the deadline.
+        # Set the condition again even if reason and status are the same, because progress restarts the deadline.
         return [*conditions.without(stated, conditions.PROGRESSING), condition]
     if not waits and progress.is_timed_out(deployment, status, now):
         late = f"{named} has timed out progressing."
@@ -137,7 +137,7 @@ def _replica_failure(new: ReplicaSet | None, old: Sequence[ReplicaSet], now: flo
 def paused_or_resumed(deployment: Deployment, now: float) -> DeploymentStatus | None:
     """Return the status with the condition that says whether the Deployment is paused, or None if it needs no change.
 
-    The deadline does not run while a Deployment is paused, and begins anew when it is resumed.
+    The deadline does not run while a Deployment is paused, and starts again when it is resumed.
     """
     if deployment.deadline_s is None:
         return None

@@ -73,7 +73,7 @@ class Access:
     """Reads the server and the credentials for a `Client`, and renews them."""
 
     def __init__(self, read: Callable[[], ClientConfig]) -> None:
-        """`read` is called now and at each renewal. It returns the configuration, read anew, or raises
+        """`read` is called now and at each renewal. It returns the configuration, read again, or raises
         `ConfigError`."""
         self._read = read
         self.config = read()
@@ -88,8 +88,8 @@ class Access:
         """The shortest time between two renewals of refused credentials, in seconds."""
 
     async def configuration(self) -> ClientConfig:
-        """Read server and credentials anew, and run the plugin if there is one. Raise `ConfigError` if they are invalid
-        or the plugin fails."""
+        """Read server and credentials again, and run the plugin if there is one. Raise `ConfigError` if they are
+        invalid or the plugin fails."""
         if not self._unused:
             self.config = self._read()
         self._unused = False

@@ -88,7 +88,7 @@ class MemoryBound:
             del self._namespaces[namespace]
 
     def begin(self) -> None:
-        """Begin a whole list, which decides anew which objects are left out."""
+        """Begin a whole list, which decides again which objects are left out."""
         self._left_out.clear()
 
     def keep(self, names: Collection[str]) -> None:

@@ -179,7 +179,7 @@ class Nftables:
     async def _forget_all_but(self, name: str, addresses: frozenset[Address]) -> None:
         """Delete the clients in a map that have another endpoint address than these.
 
-        Between the reading and the deletion the kernel may forget a client and learn it anew with another endpoint.
+        Between the reading and the deletion the kernel may forget a client and learn it again with another endpoint.
         Then it refuses to delete what was read, so that the client keeps its new endpoint. As the other clients would
         keep the old one, all are read again.
         """
