@@ -3,12 +3,18 @@
 Session affinity comes first, as in kube-proxy: a bound client keeps its endpoint. For any other client, the policy of
 the frontend's scheduler picks an endpoint that is neither ejected nor tried already. The balancer also counts the open
 connections to each endpoint, for all policies.
+
+A node has thousands of frontends that never have a client in user space. Their endpoints are kept as bytes until one
+is needed, because an endpoint takes 16 bytes so, and more than 200 as objects.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from kubeproxy.dataplane.balancing.affinity import Affinity
 from kubeproxy.dataplane.balancing.ejections import Ejection, Ejections
@@ -16,6 +22,9 @@ from kubeproxy.dataplane.balancing.open_counts import OpenCounts, SharedRows
 from kubeproxy.dataplane.balancing.policies import policy_for
 from kubeproxy.dataplane.messages import Binding
 from kubeproxy.model import ROUND_ROBIN, Balancing, FrontendName, Target
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(tuple[tuple[Target, ...], Balancing]).decode
 
 
 class Balancer:
@@ -28,6 +37,7 @@ class Balancer:
         "_ejections",
         "_failing",
         "_members",
+        "_packed",
         "_policy",
         "_rng",
         "frontend",
@@ -54,12 +64,28 @@ class Balancer:
         self._counts = OpenCounts(shared)
         self._policy = policy_for(ROUND_ROBIN, rng=rng, counts=self._counts)
         self._members: frozenset[Target] = frozenset()
+        self._packed: bytes | None = b""
+        """The endpoints and the balancing as bytes until they are first needed, and then None. Empty bytes mean no
+        endpoints."""
 
     def update(
         self, endpoints: Sequence[Target], affinity_timeout_s: float | None, balancing: Balancing = ROUND_ROBIN
     ) -> None:
         """Replace the endpoints, the scheduler, and the affinity timeout in seconds (None without affinity). A client
         stays with its endpoint for that time after its last connection."""
+        self._affinity.set_timeout(affinity_timeout_s)
+        if self._packed is None:
+            self._replace(endpoints, balancing)
+        else:
+            self._packed = _encode((endpoints, balancing))
+
+    def _unpack(self) -> None:
+        """Make objects of the endpoints, unless that has been done."""
+        if self._packed:
+            self._replace(*_decode(self._packed))
+        self._packed = None  # Only now, so that no endpoint is lost if there is no memory for the objects.
+
+    def _replace(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         members = frozenset(endpoints)
         if balancing.scheduler is not self._balancing.scheduler:
             self._policy, self._members = policy_for(balancing, rng=self._rng, counts=self._counts), frozenset()
@@ -67,11 +93,12 @@ class Balancer:
             self._policy.update(endpoints, balancing)
             self._members, self._balancing = members, balancing
             self._ejections.keep(members)
-        self._affinity.set_timeout(affinity_timeout_s)
 
     def pick(self, client: str, now: float, avoid: Container[Target] = (), *, port: int = 0) -> Target | None:
         """Return the endpoint for a client's connection, or None if all endpoints are in `avoid`. `client` is the
         client's address as text. With affinity, this binds the client to the endpoint."""
+        if self._packed is not None:
+            self._unpack()
         affinity = self._affinity
         if affinity.timeout_s is None:
             return self._next(client, port, avoid, now)
@@ -102,7 +129,9 @@ class Balancer:
     ) -> tuple[Target | None, tuple[Target, ...]]:
         """Return the endpoint to which a client is bound (None without a binding), and up to `limit` endpoints in the
         order in which its next connection would try them. This is computed on a copy, and changes nothing."""
+        self._unpack()
         copy = Balancer(rng=self._rng)
+        copy._packed = None
         copy._policy = self._policy.copy()
         copy._members = self._members
         copy._ejections = self._ejections.copy()
@@ -142,12 +171,14 @@ class Balancer:
 
     def settle(self, client: str, target: Target, now: float) -> None:
         """Bind a client to the endpoint of its established connection, even if another endpoint was picked later."""
+        self._unpack()
         if target in self._members:
             self._affinity.bind(client, target, now)
 
     def restore_bindings(self, bindings: Iterable[Binding], now: float) -> None:
         """Add bindings of another process, the client seen longest ago first. Clients that already have a binding here
         keep it. Bindings to endpoints that this frontend does not have are dropped."""
+        self._unpack()
         self._affinity.restore_bindings((each for each in bindings if each.target in self._members), now)
 
     @property
@@ -163,6 +194,7 @@ class Balancer:
 
     def failed(self, target: Target, now: float, reason: str) -> None:
         """Eject an endpoint that did not answer. `reason` is a value of `EjectedEndpoint.reason`."""
+        self._unpack()
         if target in self._members:
             self._ejections.eject(target, now, reason)
             if self._failing is not None and self.frontend is not None:
@@ -184,9 +216,11 @@ class Balancer:
     @property
     def endpoints(self) -> Sequence[Target]:
         """Return the endpoints in the order of their turns, the next one first."""
+        self._unpack()
         return self._policy.endpoints
 
     def __len__(self) -> int:
+        self._unpack()
         return len(self._members)
 
     def __repr__(self) -> str:

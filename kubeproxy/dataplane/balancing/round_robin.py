@@ -5,8 +5,7 @@ weights, each endpoint has a time for its next turn, and the endpoint with the e
 then later by a stride that is inversely proportional to its weight, so turns are evenly distributed. When the set of
 endpoints or a weight changes, remaining endpoints keep their places, and new endpoints have their first turn a whole
 round later. So no endpoint gets two turns in a round. The first order is random, because otherwise the proxies of a
-thousand nodes would all start with the same endpoint. It is drawn when the first client comes, because a node has
-thousands of frontends without clients, and an order takes a kilobyte.
+thousand nodes would all start with the same endpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from typing import Final
 from kubeproxy.model import Balancing, Target
 
 _EMPTY: Final[deque[Target]] = deque()
-"""An empty queue shared by all frontends without a queue, because an empty deque takes 600 bytes."""
+"""An empty queue shared by all frontends whose endpoints have different weights, because an empty deque takes 600
+bytes."""
 STRIDE = 1 << 32
 """The stride for weight 1. Strides are integers, so that no rounding errors accumulate."""
 
@@ -28,12 +28,10 @@ STRIDE = 1 << 32
 class RoundRobin:
     """A `Policy` that gives each endpoint its turn."""
 
-    __slots__ = ("_queue", "_rng", "_strides", "_turns", "_undrawn")
+    __slots__ = ("_queue", "_rng", "_strides", "_turns")
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._undrawn: tuple[Sequence[Target], Balancing] | None = None
-        """The endpoints and weights until the first order is drawn, and then None."""
         self._strides: dict[Target, int] = {}
         self._queue = _EMPTY
         """The endpoints in order, if all have the same weight. A queue is four times as fast as the heap."""
@@ -42,18 +40,6 @@ class RoundRobin:
 
     def update(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         """See `Policy.update`."""
-        if self._strides:
-            self._order(endpoints, balancing)
-        else:
-            self._undrawn = endpoints, balancing
-
-    def _draw(self) -> None:
-        """Draw the first order, unless that has been done."""
-        if self._undrawn is not None:
-            undrawn, self._undrawn = self._undrawn, None
-            self._order(*undrawn)
-
-    def _order(self, endpoints: Sequence[Target], balancing: Balancing) -> None:
         known, before = self._waits(), self._strides
         self._strides = {target: STRIDE // balancing.weight_of(number) for number, target in enumerate(endpoints)}
         waits: dict[Target, int] = {}
@@ -84,9 +70,6 @@ class RoundRobin:
             queue.rotate(-1)
             if usable(target):
                 return target
-        if self._undrawn is not None and self._undrawn[0]:
-            self._draw()
-            return self.pick(client, port, usable)
         return self._pick_by_weight(usable) if self._turns else None
 
     def _pick_by_weight(self, usable: Callable[[Target], bool]) -> Target | None:
@@ -103,7 +86,6 @@ class RoundRobin:
 
     def copy(self) -> RoundRobin:
         """See `Policy.copy`."""
-        self._draw()
         copy = RoundRobin(self._rng)
         copy._strides, copy._queue, copy._turns = self._strides, self._queue.copy(), self._turns.copy()
         return copy
@@ -111,5 +93,4 @@ class RoundRobin:
     @property
     def endpoints(self) -> Sequence[Target]:
         """Return the endpoints in the order of their turns."""
-        self._draw()
         return tuple(self._queue) or tuple(target for _, target in sorted(self._turns))

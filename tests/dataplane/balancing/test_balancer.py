@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kubeproxy.dataplane.balancing import affinity
 from kubeproxy.dataplane.balancing.balancer import Balancer
 from kubeproxy.dataplane.messages import Binding
-from kubeproxy.model import Address, Target
+from kubeproxy.model import Address, Balancing, Scheduler, Target
 
 
 def target(number: int) -> Target:
@@ -61,6 +62,28 @@ def test_the_first_order_differs_between_proxies() -> None:
         return balancer.endpoints
 
     assert len({order(seed) for seed in range(20)}) > 10
+
+
+def test_endpoints_take_little_memory_until_the_first_client(make: Make) -> None:
+    def bytes_per_endpoint() -> float:
+        return (tracemalloc.get_traced_memory()[0] - before) / 1000
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        balancer = make(*range(1000))
+        assert bytes_per_endpoint() < 30
+        assert balancer.pick("c", 0.0) in targets(*range(1000))
+        assert bytes_per_endpoint() > 100
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_last_endpoints_and_balancing_before_the_first_client_count(make: Make) -> None:
+    balancer = make(1, 2, 3)
+    balancer.update(targets(4, 5), None, Balancing(Scheduler.RANDOM, weights=(1, 99)))
+    assert {balancer.pick("c", 0.0) for _ in range(400)} == set(targets(4, 5))
+    assert len(balancer) == 2
 
 
 def test_an_equal_set_changes_nothing(make: Make) -> None:
