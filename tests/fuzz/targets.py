@@ -54,6 +54,7 @@ from kubeproxy.netfilter.conntrack.flow_totals import FlowTotals
 from kubeproxy.netfilter.netlink.messages import parse
 from kubeproxy.netfilter.nftables import transaction as nftables_table
 from kubeproxy.netfilter.nftables.declarations import HOOKS, KINDS
+from kubeproxy.netfilter.nftables.elements import Element, PackedTargets
 from kubeproxy.netfilter.nftables.listing import Listed, Listing, table_of
 from kubeproxy.netfilter.nftables.reading import entries
 from kubeproxy.netfilter.ruleset import RuleSet
@@ -397,9 +398,15 @@ def canonical_or_mapped(address: str) -> None:
 def nft(data: bytes) -> None:
     """Elements of a map in our table, whatever the kernel lists: a table from which there is a way to any other."""
     sets = {name: Listed(kind.listed, entries(kind.listed, [])) for name, kind in KINDS.items()}
-    for name in ("redirects4", "tcp_slots6", "spreads4", "internal_sources4", "admitted6"):
+
+    def slots(name: str, where: Element, count: int) -> PackedTargets:
+        if len(data) < 8 * count:
+            raise ValueError("a slot is missing")
+        return PackedTargets(data[: 8 * count], Family.IPV4)
+
+    for name in ("redirects4", "spreads4", "spreads6", "internal_sources4", "admitted6"):
         listed = Listed(KINDS[name].listed, entries(KINDS[name].listed, [data]))
-        table = table_of(Listing({**sets, name: listed}, HOOKS, {}))
+        table = table_of(Listing({**sets, name: listed}, HOOKS, {}, slots))
         nftables_table.difference(table, RuleSet())
 
 

@@ -13,7 +13,7 @@ adapter          keeps the kernel equal to a rule set
 execute          carries changes out: by netlink if only elements change, and otherwise by the program nft
 element_socket   changes elements of maps and sets by netlink, without a program
 rescue_sets      the elements of the rescue, which are read and renewed every second
-reading          lists the table by netlink
+reading          lists the table by netlink; `slot_reading` asks for the slots of one destination
 listing          turns a listing into the table as a value
 table_names      lists the tables; `watch` notices changes by other processes
 spread_counters  reads how many connections the kernel has sent to endpoints

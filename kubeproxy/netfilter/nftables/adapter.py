@@ -17,7 +17,13 @@ from kubeproxy.netfilter.nftables import transaction
 from kubeproxy.netfilter.nftables.affinity import clients_of
 from kubeproxy.netfilter.nftables.declarations import KINDS, TABLE
 from kubeproxy.netfilter.nftables.elements import Replacement, batches
-from kubeproxy.netfilter.nftables.execute import NftCommands, NotFoundError, TransactionTooLongError, refused
+from kubeproxy.netfilter.nftables.execute import (
+    NftCommands,
+    NotFoundError,
+    OccupiedError,
+    TransactionTooLongError,
+    refused,
+)
 from kubeproxy.netfilter.nftables.listing import clients_in, table_of
 from kubeproxy.netfilter.nftables.table_change import table_change
 from kubeproxy.netfilter.nftables.table_names import tables
@@ -110,10 +116,12 @@ class Nftables:
         have = None if verify and self._watch is None else self._believed
         if have is not None and wanted is self._applied:
             return False
+        sound = True
         for attempt in range(_ATTEMPTS):
             believed, foreign_changes = have is not None, self._foreign_changes
             if have is None and (have := await self._read()) is not None:
                 self._kept = dict(have.kept)
+                have = replace(have, sound=have.sound and sound)
             steps, after, creation, slots = transaction.transition(have, wanted, apart=_APART)
             self._believed = None
             try:
@@ -125,7 +133,8 @@ class Nftables:
             except KernelError as error:
                 if attempt == _ATTEMPTS - 1:
                     raise
-                have = None
+                # Slots that no rule draws are not read. If they are in the way, the table is made anew.
+                have, sound = None, believed or not isinstance(error, OccupiedError)
                 log.warning("transaction refused, reading the kernel's rules", believed=believed, reason=str(error))
                 continue
             self._believed = after if foreign_changes == self._foreign_changes else None
@@ -199,13 +208,13 @@ class Nftables:
 
     async def reach(self, ours: RuleSet) -> Reach:
         """See `Netfilter.reach`."""
-        have = await self._read()
+        have = await self._read(slots=False)
         return Reach(0, 0) if have is None else transaction.reach(have, ours)
 
     async def pause(self, for_s: float = PAUSE_S) -> bool:
         """See `Netfilter.pause`."""
         self._notice()
-        have = self._believed or await self._read()
+        have = self._believed or await self._read(slots=False)
         self._believed = None
         if have is None or not (steps := transaction.pause(have, for_s=for_s)):
             return False
@@ -259,20 +268,20 @@ class Nftables:
         self._foreign_changes += 1
         self._on_foreign_change()
 
-    async def _read(self) -> Table | None:
-        """Return the table in the kernel, or None if there is none. While the kernel resizes a map, as after a change
-        of thousands of elements, a listing of that map may be incomplete."""
-        found = await self._read_once()
+    async def _read(self, *, slots: bool = True) -> Table | None:
+        """Return the table in the kernel, without slots if these are not wanted, or None if there is none. While the
+        kernel resizes a map, as after a change of thousands of elements, a listing of that map may be incomplete."""
+        found = await self._read_once(slots=slots)
         if found is None or found.sound:
             return found
         await asyncio.sleep(_RESIZING_S)
-        return await self._read_once()
+        return await self._read_once(slots=slots)
 
-    async def _read_once(self) -> Table | None:
+    async def _read_once(self, *, slots: bool) -> Table | None:
         if not await self.has_rules():
             return None
         try:
-            return await self._commands.read(lambda reader: table_of(reader.read()))
+            return await self._commands.read(lambda reader: table_of(reader.read(), slots=slots))
         except NotFoundError:  # The table was deleted meanwhile.
             return None
 

@@ -30,7 +30,7 @@ NEW: Final = SUBSYSTEM | 12  # NFT_MSG_NEWSETELEM
 _DELETE: Final = SUBSYSTEM | 14  # NFT_MSG_DELSETELEM
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 LIST_TABLE, LIST_SET, LIST_ELEMENTS = 1, 2, 3  # NFTA_SET_ELEM_LIST_*
-_LIST_ELEMENT: Final = 1  # NFTA_LIST_ELEM
+LIST_ELEMENT: Final = 1  # NFTA_LIST_ELEM
 NESTED: Final = 0x8000
 _CREATE: Final = 0x400  # NLM_F_CREATE
 INET: Final = 1  # NFPROTO_INET
@@ -112,7 +112,7 @@ def _parts(elements: Sequence[bytes]) -> Iterator[bytes]:
     part: list[bytes] = []
     size = 0
     for element in elements:
-        attribute = ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + len(element), _LIST_ELEMENT | NESTED) + element
+        attribute = ATTRIBUTE_HEADER.pack(ATTRIBUTE_HEADER.size + len(element), LIST_ELEMENT | NESTED) + element
         if size + len(attribute) > _ELEMENTS_BYTES:
             yield b"".join(part)
             part, size = [], 0

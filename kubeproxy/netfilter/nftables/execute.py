@@ -24,6 +24,10 @@ class NotFoundError(KernelError):
     """Raised if the table or an element does not exist."""
 
 
+class OccupiedError(KernelError):
+    """Raised if an element that is added exists with another value."""
+
+
 class TransactionTooLongError(KernelError):
     """Raised if the transaction does not fit into the socket's buffer."""
 
@@ -87,6 +91,8 @@ def refused(error: OSError, what: str) -> KernelError:
         return KernelError(f"{text}; it needs CAP_NET_ADMIN (root, or the capability)")
     if error.errno == errno.ENOENT:
         return NotFoundError(text)
+    if error.errno == errno.EEXIST:
+        return OccupiedError(text)
     return TransactionTooLongError(text) if error.errno == errno.EMSGSIZE else KernelError(text)
 
 
@@ -95,6 +101,8 @@ def _explained(error: CommandFailedError) -> KernelError:
         return KernelError(f"{_shorten(error)}; it needs CAP_NET_ADMIN (root, or the capability)")
     if "No such file or directory" in error.stderr:
         return NotFoundError(_shorten(error))
+    if "File exists" in error.stderr:
+        return OccupiedError(_shorten(error))
     if "Message too long" in error.stderr:
         return TransactionTooLongError(_shorten(error))
     return KernelError(_shorten(error))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kubeproxy.model import NODE_PORTS, Address, Destination, Protocol, Target, Traffic
+from kubeproxy.model import NODE_PORTS, Address, Destination, Protocol, Traffic
 from kubeproxy.netfilter.nftables import rescue
 from kubeproxy.netfilter.nftables.declarations import (
     CLIENTS,
@@ -19,13 +18,12 @@ from kubeproxy.netfilter.nftables.declarations import (
     PAUSE_SETS,
     REDIRECTS,
     SETS,
-    SLOTS,
     SPREADS,
     VERDICTS,
     Kind,
 )
 from kubeproxy.netfilter.nftables.dynamic_chains import choice_of, is_dynamic
-from kubeproxy.netfilter.nftables.elements import Element, Entry
+from kubeproxy.netfilter.nftables.elements import Element, Entry, PackedTargets
 from kubeproxy.netfilter.nftables.spreads import Slots
 from kubeproxy.netfilter.nftables.transaction import EMPTY, Table
 
@@ -49,10 +47,14 @@ class Listing:
     """The type, hook, priority and policy of each chain, or None for a chain without a hook."""
     comments: Mapping[str, tuple[str, ...]]
     """The comments of each chain's rules, in order."""
+    slots: Callable[[str, Element, int], PackedTargets]
+    """Returns the endpoints in the first slots of a destination in a map. The number of slots is the last argument.
+    Raises ValueError if one is missing. Slots beyond these are not read, because no rule draws them."""
 
 
-def table_of(found: Listing) -> Table:
-    """Return the table. If its declarations are not those of this version, `sound` is false."""
+def table_of(found: Listing, *, slots: bool = True) -> Table:
+    """Return the table, without `slots` if these are not wanted. If its declarations are not those of this version,
+    `sound` is false."""
     sets = found.sets
     clients = {name: kind for name, kind in sets.items() if name.startswith("clients")}
     table = EMPTY
@@ -76,7 +78,7 @@ def table_of(found: Listing) -> Table:
             chains={name: found.comments.get(name, ()) for name in found.chains},
             redirects=redirects,
             sets=elements,
-            slots=_slots(sets),
+            slots=_slots(found) if slots else {},
             verdicts={
                 (name, traffic_of(kind, entry.key).destination): str(entry.value)
                 for name, kind in VERDICTS.items()
@@ -117,31 +119,17 @@ def _redirects(sets: Mapping[str, Listed]) -> dict[Traffic, int]:
     }
 
 
-def _slots(sets: Mapping[str, Listed]) -> dict[Traffic, Slots]:
-    """Return the slots of traffic that jumps to a chain of slots. Raise ValueError if a slot is missing or
-    superfluous."""
-    numbered: dict[tuple[str, Element], dict[object, Target]] = {}
-    for name in SLOTS:
-        of_map: defaultdict[Element, dict[object, Target]] = defaultdict(dict)
-        for key, value, _ in sets[name].entries:
-            if not isinstance(value, Target):
-                raise TypeError(value)
-            of_map[key[:-1]][key[-1]] = value
-        numbered.update(((name, where), targets) for where, targets in of_map.items())
+def _slots(found: Listing) -> dict[Traffic, Slots]:
+    """Return the slots of traffic that jumps to a chain of slots. Raise ValueError if a slot is missing."""
     slots: dict[Traffic, Slots] = {}
     for name, kind in SPREADS.items():
-        for key, chain, comment in sets[name].entries:
+        for key, chain, comment in found.sets[name].entries:
             *address, protocol, port = key
-            of = name.replace("spreads", f"{protocol}_slots".lower())
-            targets = numbered.pop((of, (*address, port)), {})
             count, client_hash = choice_of(str(chain))
-            if not 0 < count == len(targets):
+            if count <= 0:
                 raise ValueError(chain)
-            slots[traffic_of(kind, key)] = Slots(
-                tuple(targets[number] for number in range(count)), comment, client_hash
-            )
-    if numbered:
-        raise ValueError("slots without a jump")
+            of = name.replace("spreads", f"{protocol}_slots".lower())
+            slots[traffic_of(kind, key)] = Slots(found.slots(of, (*address, port), count), comment, client_hash)
     return slots
 
 

@@ -33,7 +33,7 @@ from kubeproxy.netfilter.netlink.messages import (
     frame,
     open_netlink,
 )
-from kubeproxy.netfilter.nftables.declarations import VERDICT
+from kubeproxy.netfilter.nftables.declarations import SLOTS, VERDICT
 from kubeproxy.netfilter.nftables.element_socket import (
     INET,
     LIST_ELEMENTS,
@@ -44,8 +44,9 @@ from kubeproxy.netfilter.nftables.element_socket import (
     TABLE_NAME,
     nfgen,
 )
-from kubeproxy.netfilter.nftables.elements import Element, Entry
+from kubeproxy.netfilter.nftables.elements import Element, Entry, unpacked_address
 from kubeproxy.netfilter.nftables.listing import Listed, Listing
+from kubeproxy.netfilter.nftables.slot_reading import slots_at
 
 _GET_CHAIN, _GET_RULE, _GET_SET, _GET_ELEMENT = 4, 7, 10, 13  # NFT_MSG_GET*
 _CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY, _CHAIN_TYPE = 1, 3, 4, 5, 7  # NFTA_CHAIN_*
@@ -94,13 +95,14 @@ class TableReader:
         table."""
         sets = {}
         for name, declared in dict(self._declarations()).items():
-            sets[name] = self._listed(name, declared)
+            sets[name] = Listed(declared, ()) if name in SLOTS else self._listed(name, declared)
         comments: dict[str, list[str]] = {}
         for body in self._dump(_GET_RULE, [(_RULE_TABLE, TABLE_NAME)]):
             rule = dict(attributes(body))
             if rule.get(_RULE_TABLE) == TABLE_NAME:
                 comments.setdefault(_text(rule[_RULE_CHAIN]), []).append(_comment(rule.get(_RULE_USER_DATA, b"")))
-        return Listing(sets, dict(self._chains()), {name: tuple(texts) for name, texts in comments.items()})
+        texts = {name: tuple(texts) for name, texts in comments.items()}
+        return Listing(sets, dict(self._chains()), texts, partial(slots_at, self._socket))
 
     def map(self, name: str) -> Listed:
         """Return one map or set. It is empty if it does not exist. Raise OSError if the kernel refuses."""
@@ -229,7 +231,7 @@ def _alike(part: bytes, key: list[str], value: list[str]) -> Iterator[Entry] | N
     """Return an iterator over elements that consist of only a key and a value and have equal lengths, or None if the
     elements are not of this form.
 
-    Slots have this form, and there may be a quarter of a million. They are decoded without a step in Python for each.
+    Most elements have this form, and there may be many thousands. They are decoded without a step in Python for each.
     """
     length = int.from_bytes(part[:2], sys.byteorder)
     if length <= _BEFORE or length % 4 or len(part) % length:
@@ -317,10 +319,10 @@ def _ranges(fields: Callable[[bytes], Element], parts: Iterable[bytes]) -> Itera
             raise ValueError(key)
         if begins is not None:
             high_number = _big(key) - 1
-            yield Entry((_prefix(_address(begins), _address(high_number.to_bytes(len(key), "big"))),))
+            yield Entry((_prefix(unpacked_address(begins), unpacked_address(high_number.to_bytes(len(key), "big"))),))
         begins = key if is_begin else None
     if begins is not None:
-        yield Entry((_prefix(_address(begins), _address(last)),))
+        yield Entry((_prefix(unpacked_address(begins), unpacked_address(last)),))
 
 
 def _prefix(low: str, high: str) -> str:
@@ -332,15 +334,6 @@ def _prefix(low: str, high: str) -> str:
     return str(network)
 
 
-def _address(packed: bytes) -> str:
-    """Return an address in the model's canonical form. (libc writes the last part of some IPv6 addresses like an IPv4
-    address.)"""
-    if len(packed) == 4:
-        return socket.inet_ntop(socket.AF_INET, packed)
-    found = socket.inet_ntop(socket.AF_INET6, packed)
-    return str(ipaddress.ip_address(found)) if "." in found else found
-
-
 def _big(packed: bytes) -> int:
     return int.from_bytes(packed, "big")
 
@@ -350,7 +343,7 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[Any], str | int]]]] = {
     "inet_proto": ("B3x", _PROTOCOLS.__getitem__),
     "integer": ("4s", partial(int.from_bytes, byteorder=sys.byteorder)),  # a slot number, in host byte order
     "ipv4_addr": ("4s", partial(socket.inet_ntop, socket.AF_INET)),
-    "ipv6_addr": ("16s", _address),
+    "ipv6_addr": ("16s", unpacked_address),
 }
 """For each type, the `struct` format of a field in a key or value, and the function that decodes the unpacked value."""
 

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from kubeproxy.model import Target, Traffic
 from kubeproxy.netfilter.nftables.declarations import place
 from kubeproxy.netfilter.nftables.dynamic_chains import comment_of, spread_chain
-from kubeproxy.netfilter.nftables.elements import Entry, Replacement, destination_key
+from kubeproxy.netfilter.nftables.elements import Entry, PackedTargets, Replacement, destination_key
 from kubeproxy.netfilter.ruleset import ClientHash, Spread
 
 
@@ -25,7 +25,7 @@ from kubeproxy.netfilter.ruleset import ClientHash, Spread
 class Slots:
     """The slots for the traffic to one destination, in the kernel or as wanted."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[Target, ...] | PackedTargets
     comment: str
     client_hash: ClientHash | None = None
     """The hash that selects a client's slot, or None if the slot is random."""
@@ -48,10 +48,10 @@ def arranged(have: Slots, wanted: Spread | None) -> Slots:
     return Slots(numbered, comment_of(wanted), wanted.client_hash, wanted)
 
 
-def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target, ...]:
+def _kept(have: tuple[Target, ...] | PackedTargets, wanted: tuple[Target, ...]) -> tuple[Target, ...]:
     """Return the wanted targets, ordered so that as many as possible keep their slots."""
     if have == wanted:
-        return have
+        return wanted
     missing, surplus = Counter(wanted), list[int]()
     for number, target in enumerate(have):
         if missing[target]:
@@ -66,8 +66,9 @@ def _kept(have: tuple[Target, ...], wanted: tuple[Target, ...]) -> tuple[Target,
         last = targets.pop()
         if number < len(targets):
             targets[number] = last
-    targets += newcomers
-    return wanted if tuple(targets) == wanted else tuple(targets)
+    known = {target: target for target in wanted}  # Equal targets that are other objects would take memory.
+    kept = tuple([known[target] for target in (*targets, *newcomers)])
+    return wanted if kept == wanted else kept
 
 
 def arrange(have: Mapping[Traffic, Slots], wanted: Mapping[Traffic, Spread]) -> dict[Traffic, Slots]:

@@ -16,7 +16,7 @@ from kubeproxy.netfilter.nftables import rescue, transaction
 from kubeproxy.netfilter.nftables.affinity import affinity_chains
 from kubeproxy.netfilter.nftables.declarations import CLIENTS, DIVERT, DIVERT_HOOK, HOOKS, KINDS, REDIRECTS, Kind
 from kubeproxy.netfilter.nftables.dynamic_chains import is_dynamic
-from kubeproxy.netfilter.nftables.elements import Entry
+from kubeproxy.netfilter.nftables.elements import Element, Entry, PackedTargets, packed_target
 from kubeproxy.netfilter.nftables.listing import Listed, Listing, table_of
 from kubeproxy.netfilter.nftables.rules import rules_of
 from kubeproxy.netfilter.nftables.table_change import TableChange, table_change
@@ -596,13 +596,21 @@ def listing(rules: RuleSet) -> Listing:
     def kind(name: str) -> Kind:
         return KINDS[name] if name in KINDS else CLIENTS[Family(int(name.removeprefix("clients")[0]))]
 
+    sets = {
+        name: Listed(kind(name).listed, [listed_entry(key, value) for key, value in elements.items()])
+        for name, elements in kernel.sets.items()
+    }
+
+    def slots(name: str, where: Element, count: int) -> PackedTargets:
+        there = {entry.key: entry.value for entry in sets[name].entries if isinstance(entry.value, Target)}
+        found = [packed_target(there[(*where, number)]) for number in range(count)]
+        return PackedTargets(b"".join(found), KINDS[name].family)
+
     return Listing(
-        sets={
-            name: Listed(kind(name).listed, [listed_entry(key, value) for key, value in elements.items()])
-            for name, elements in kernel.sets.items()
-        },
+        sets=sets,
         chains={name: {**HOOKS, DIVERT: DIVERT_HOOK}.get(name) for name in kernel.chains},
         comments={name: tuple(made) for name, made in kernel.chains.items()},
+        slots=slots,
     )
 
 
@@ -646,7 +654,16 @@ def test_what_is_listed_is_recognized() -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    ["no chain", "another priority", "policy drop", "no set", "a set of another type", "a chain more", "no such key"],
+    [
+        "no chain",
+        "another priority",
+        "policy drop",
+        "no set",
+        "a set of another type",
+        "a chain more",
+        "no such key",
+        "a slot less",
+    ],
 )
 def test_a_table_of_another_version_is_made_anew(fault: str) -> None:
     found = listing(FULL)
@@ -667,7 +684,11 @@ def test_a_table_of_another_version_is_made_anew(fault: str) -> None:
             chains["mine"] = (kind, "forward", priority, policy)
         case "no such key":
             sets["redirects4"] = Listed(sets["redirects4"].declared, [Entry(("10.96.0.1", "sctp6", 80), 7001)])
-    steps = difference(table_of(Listing(sets, chains, found.comments)), FULL)
+        case "a slot less":
+            sets["spreads6"] = Listed(
+                sets["spreads6"].declared, [it._replace(value="tcp_spread6_99") for it in sets["spreads6"].entries]
+            )
+    steps = difference(table_of(replace(found, sets=sets, chains=chains)), FULL)
     assert steps[0].startswith(DELETION + "add table inet kubeproxy\n")
     assert steps[1:] == difference(None, FULL)[1:]
 
