@@ -94,8 +94,11 @@ class _Rules:
     allowed_sources: Mapping[Key, frozenset[str]] = field(default_factory=dict)
     landing: Mapping[Family, Address] = field(default_factory=dict)
     bind: Mapping[Family, Address] = field(default_factory=dict)
-    spreads: Mapping[tuple[Key, Origin], frozenset[Target]] = field(default_factory=dict)
+    spreads: Mapping[tuple[Key, Origin], tuple[Target, ...]] = field(default_factory=dict)
     """The endpoints of each destination on the kernel path, including ejected ones."""
+    target_sets: dict[tuple[Key, Origin], frozenset[Target]] = field(default_factory=dict)
+    """The same as sets, for the destinations of the flows seen so far. The sets of 250,000 endpoints would take 20
+    MiB."""
     proxy_ports: frozenset[int] = frozenset()
     guarded: frozenset[int] = frozenset()
     """The proxy ports that can be reached only through a redirect."""
@@ -115,7 +118,7 @@ class _Rules:
             },
             landing=rules.landing,
             bind=rules.bind,
-            spreads={key: frozenset(spread.endpoints) for key, spread in _part(rules.spreads, protocol).items()},
+            spreads={key: spread.endpoints for key, spread in _part(rules.spreads, protocol).items()},
             proxy_ports=_ports(rules.guarded, protocol),
             guarded=_ports(rules.guarded - rules.unguarded, protocol),
             closed=_ports(rules.refused | rules.dropped, protocol),
@@ -145,11 +148,20 @@ class _Rules:
         """Return whether a flow leads to an endpoint of its destination."""
         target = Target(flow.target, flow.target_port)
         for key in self._keys(flow):
-            if target in self.spreads.get((key, Origin.NODE), _NO_TARGETS) and self._is_own(flow.source, local):
+            if self._has(key, Origin.NODE, target) and self._is_own(flow.source, local):
                 return True
-            if target in self.spreads.get((key, Origin.ANYWHERE), _NO_TARGETS):
+            if self._has(key, Origin.ANYWHERE, target):
                 return True
         return False
+
+    def _has(self, key: Key, origin: Origin, target: Target) -> bool:
+        """Return whether clients of this origin are led from a destination to an endpoint."""
+        targets = self.target_sets.get((key, origin))
+        if targets is None:
+            if (key, origin) not in self.spreads:
+                return False
+            targets = self.target_sets[key, origin] = frozenset(self.spreads[key, origin])
+        return target in targets
 
     def _keys(self, flow: TrackedFlow) -> tuple[Key, ...]:
         key: Key = (flow.address, flow.port)
@@ -220,7 +232,8 @@ class Transition:
             and now.steering == before.steering
         ):
             return None
-        gone = (targets - now.spreads.get(key, _NO_TARGETS) for key, targets in before.spreads.items())
+        changed = ((it, targets) for it, targets in before.spreads.items() if now.spreads.get(it) is not targets)
+        gone = (frozenset(targets).difference(now.spreads.get(it, ())) for it, targets in changed)
         return frozenset(target.address for targets in gone for target in targets)
 
     @property
@@ -311,8 +324,6 @@ class Landings:
             and (found[1] == flow.target_port) is ours
         ]
 
-
-_NO_TARGETS: frozenset[Target] = frozenset()
 
 _Value = TypeVar("_Value")
 
