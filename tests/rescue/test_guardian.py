@@ -248,7 +248,7 @@ async def test_endpoints_without_a_route_are_ejected_however_many(
     monkeypatch.setattr(flow_release, "delete_flows_to", endpoints.free)
     monkeypatch.setattr(guardian_module, "RouteWatch", lambda: routes)
     monkeypatch.setattr(guardian_module, "has_route", routes.has_route)
-    monkeypatch.setattr(lost_routes, "has_route", routes.has_route)
+    monkeypatch.setattr(lost_routes, "without_route", lambda them: {it for it in them if not routes.has_route(it)})
     crashes: list[BaseException] = []
     guardian = guardian_of(endpoints, crashes)
     watching = asyncio.create_task(guardian._watch_routes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 
@@ -56,15 +56,16 @@ class Node:
         lost, self.lost = self.lost, Lost(set(), more=False)
         return lost
 
-    def has_route(self, address: Address) -> bool:
-        self.looked_up.append(address)
-        return address not in self.routeless
+    def without_route(self, addresses: Iterable[Address]) -> set[Address]:
+        addresses = set(addresses)
+        self.looked_up += addresses
+        return addresses & self.routeless
 
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     node = Node()
-    monkeypatch.setattr(lost_routes, "has_route", node.has_route)
+    monkeypatch.setattr(lost_routes, "without_route", node.without_route)
     return node
 
 

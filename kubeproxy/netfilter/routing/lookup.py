@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 
 from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import answers, attributes, encode, frame, open_netlink
@@ -18,14 +21,34 @@ _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
 """The errors if there is no route, or only one of the types unreachable, prohibit and blackhole."""
 
 
+_connect = ctypes.CDLL(None, use_errno=True).connect
+_connect.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+_NO_PEER = struct.pack("=H14x", socket.AF_UNSPEC)
+
+
 def has_route(address: Address) -> bool:
-    """Return whether this host has a route to an address. Nothing is sent. It takes some 10 µs."""
-    try:
-        with socket.socket(_inet(address), socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))
-    except OSError as error:
-        return error.errno not in _NO_ROUTE
-    return True
+    """Return whether this host has a route to an address. Nothing is sent."""
+    return not without_route([address])
+
+
+def without_route(addresses: Iterable[Address]) -> set[Address]:
+    """Return the addresses to which this host has no route. Nothing is sent. It takes some 4 µs for each address."""
+    found: set[Address] = set()
+    with contextlib.ExitStack() as opened:
+        sockets: dict[int, socket.socket] = {}
+        for address in addresses:
+            family = _inet(address)
+            try:
+                if family not in sockets:
+                    sockets[family] = opened.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+                sockets[family].connect((address, 9))
+            except OSError as error:
+                if error.errno in _NO_ROUTE:
+                    found.add(address)
+            else:
+                # Otherwise the next route would have to be one for the source address of this one.
+                _connect(sockets[family].fileno(), _NO_PEER, len(_NO_PEER))
+    return found
 
 
 def link_to(address: Address) -> int | None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kubeproxy.model import Address
 from kubeproxy.netfilter.netlink.messages import encode, frame
-from kubeproxy.netfilter.routing.lookup import has_route, link_to
+from kubeproxy.netfilter.routing.lookup import has_route, link_to, without_route
 from kubeproxy.netfilter.routing.route_watch import RouteWatch, lost_ways, within
 from tests.support.lab import Host
 
@@ -108,6 +108,24 @@ def test_routes_that_go_without_a_notification(watch: tuple[Host, RouteWatch], l
     assert it.look().more
     assert [pod for pod in pods if not has_route(pod)] == gone
     assert not it.look().more
+
+
+@pytest.mark.netns
+def test_the_source_address_of_one_route_has_no_effect_on_the_next_one() -> None:
+    with Host("node") as host, host.entered():
+        host.ip("link set lo up", "link add pod0 type veth peer name peer", "link set peer up", "link set pod0 up")
+        for number in (1, 2):
+            host.ip(
+                f"addr add 10.3.255.{number}/32 dev lo",
+                f"route add 10.3.{number}.0/24 dev pod0 src 10.3.255.{number}",
+                f"addr add fd00:255::{number}/128 dev lo nodad",
+                f"route add fd00:{number}::/64 dev pod0 src fd00:255::{number}",
+            )
+        host.ip("rule add from 10.3.255.1 to 10.3.2.0/24 prohibit")
+        host.ip("-6 rule add from fd00:255::1 to fd00:2::/64 prohibit")
+        there = [Address(it) for it in ("10.3.1.1", "fd00:1::1", "10.3.2.1", "fd00:2::1", "10.3.1.2")]
+        nowhere = Address("10.4.0.1")
+        assert without_route([*there, nowhere, *there]) == {nowhere}
 
 
 @pytest.mark.netns
