@@ -1,8 +1,8 @@
-"""The rules of the kernel path alone: ``python -m tests.tools.bench.kernel_rules [SERVICES]``, as root.
+"""The rules of the kernel path alone: ``python -m tests.tools.bench.kernel_rules [SERVICES [ENDPOINTS]]``, as root.
 
-In a network namespace of its own it loads 10,000 Services of 10 endpoints each. One endpoint changes after the other,
-by netlink and by the program nft, which gets the difference of all rules; then one endpoint of all Services at once. It
-prints times, processor times of this process and its children, and the memory of this process.
+In a network namespace of its own it loads 10,000 Services of 10 endpoints each, or as many as are given. One endpoint
+changes after the other, by netlink and by the program nft, which gets the difference of all rules; then one endpoint of
+all Services at once. It prints times, processor times of this process and its children, and the memory of this process.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.ruleset import ProxyPort, RuleChange, RuleSet, Spread
 from tests.support.lab import Host
 
-ENDPOINTS = 10
 CHANGES = 300
 BY_PROGRAM = 40
 
 
-def rule_set(services: int, *, spread: bool) -> RuleSet:
+def rule_set(services: int, endpoints: int = 10, *, spread: bool) -> RuleSet:
     """So many Services, with the kernel path or without it."""
     redirects: dict[Traffic, int] = {}
     spreads: dict[Traffic, Spread] = {}
     for number in range(services):
         traffic = Traffic(Destination(Address(f"10.96.{number >> 8}.{number & 255}"), Protocol.TCP, 80))
         redirects[traffic] = 10_000 + number
-        targets = tuple(_target(number * ENDPOINTS + index) for index in range(ENDPOINTS))
+        targets = tuple(_target(number * endpoints + index) for index in range(endpoints))
         spreads[traffic] = Spread(f"namespace-{number % 100}/service-{number}:http", targets, targets)
     ports = frozenset(ProxyPort(Protocol.TCP, port) for port in redirects.values())
     return RuleSet(redirects=redirects, spreads=spreads if spread else {}, proxy_ports=ports)
@@ -49,29 +48,30 @@ def changes(rules: RuleSet) -> Iterator[dict[Traffic, Spread | None]]:
     for count in range(CHANGES):
         traffic = every[count * len(every) // CHANGES]
         spread = rules.spreads[traffic]
-        left = tuple(target for index, target in enumerate(spread.targets) if index != count % ENDPOINTS)
+        left = tuple(target for index, target in enumerate(spread.targets) if index != count % len(spread.targets))
         yield {traffic: replace(spread, targets=left, endpoints=left)}
         yield {traffic: spread}
 
 
-async def measure(services: int) -> None:
+async def measure(services: int, endpoints: int) -> None:
     """Print the figures."""
     for spread in (False, True):
         nftables = Nftables()
         await nftables.probe(Feature.SPREADS)
-        rules = rule_set(services, spread=spread)
+        rules = rule_set(services, endpoints, spread=spread)
         before = _resident_mib()
-        took = await _timed(nftables, rules, verify=True)
+        used, took = _cpu_s(), await _timed(nftables, rules, verify=True)
         path = "kernel path" if spread else "userspace path"
-        print(f"{path}: loaded in {took:.2f} s, {_resident_mib() - before:.1f} MiB")
+        grown = _resident_mib() - before
+        print(f"{path}: loaded in {took:.2f} s, CPU {_cpu_s() - used:.2f} s, {grown:.1f} MiB")
         took = await _timed(nftables, replace(rules, landing={}), verify=False)
         print(f"  compared with itself in {1e3 * took:.1f} ms")
         if spread:
             await _change(nftables, rules)
             await _change_all(nftables, rules)
             other = Nftables()
-            took = await _timed(other, rules, verify=True)
-            print(f"  read by another instance in {took:.2f} s")
+            used, took = _cpu_s(), await _timed(other, rules, verify=True)
+            print(f"  read by another instance in {took:.2f} s, CPU {_cpu_s() - used:.2f} s")
             await other.close()
         await nftables.cleanup()
         await nftables.close()
@@ -132,4 +132,5 @@ def _resident_mib() -> float:
 
 if __name__ == "__main__":
     with Host("rules") as host, host.entered():
-        asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))
+        services, endpoints = (*map(int, sys.argv[1:]), *(10_000, 10)[len(sys.argv) - 1 :])
+        asyncio.run(measure(services, endpoints))
