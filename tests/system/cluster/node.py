@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,10 +24,9 @@ from tests.system.cluster.programs import CGROUPS, CONTROLLERS, Programs
 from tests.system.e2e.stage import until
 
 ROOT: Final = Path(__file__).parents[3]
-CPU_SHARES: Final = 4096
-"""A node's weight in the scheduler: that of four processes of usual niceness. By default all processes of a node have
-that of one together, so kubelets and pods starve beside a machine's other work."""
-_JOIN_GROUPS: Final = 'for group in $GROUPS_OF_NODE; do echo $$ >"$group/cgroup.procs"; done; exec "$@"'
+CPU_SHARES: Final = 16384
+"""A node's weight in the scheduler: that of sixteen processes of usual niceness. By default all processes of a node
+together have that of one, so kubelets and pods starve beside a machine's other work."""
 
 
 class Node:
@@ -48,8 +48,8 @@ class Node:
         return children[0]
 
     def enter(self, *command: str) -> list[str]:
-        """A command line that runs a command on the node."""
-        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-p", "-u", "-C", "--", *command]
+        """A command line that runs a command on the node, as one of its processes."""
+        return _joining(_groups(self), "nsenter", "-t", str(self.pid), "-n", "-m", "-p", "-u", "-C", "--", *command)
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command on the node and return its output."""
@@ -91,20 +91,9 @@ def boot(node: Node, host: Host, programs: Programs, pki: Authority, pause: str)
     file = node.directory / "init.json"
     file.write_text(json.dumps(asdict(init)))
     namespaces = ["unshare", "--mount", "--uts", "--pid", "--cgroup", "--fork", "--kill-child"]
-    command = [
-        "sh",
-        "-c",
-        _JOIN_GROUPS,
-        "sh",
-        *namespaces,
-        sys.executable,
-        "-m",
-        "tests.system.cluster.node_init",
-        str(file),
-    ]
-    environment = {**os.environ, "GROUPS_OF_NODE": " ".join(map(str, groups))}
+    command = _joining(groups, *namespaces, sys.executable, "-m", "tests.system.cluster.node_init", str(file))
     with (node.directory / "init.log").open("ab") as log:
-        return host.popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
+        return host.popen(command, stdout=log, stderr=log, cwd=ROOT)
 
 
 def remove_groups(node: Node) -> None:
@@ -150,6 +139,12 @@ def _init(node: Node, programs: Programs, pki: Authority, pause: str) -> Init:
 def _groups(node: Node) -> list[Path]:
     # By the directory of the cluster: another one may run on this machine.
     return [CGROUPS / name / "-".join(("kubeproxy", *node.directory.parts[1:])) for name in CONTROLLERS]
+
+
+def _joining(groups: Sequence[Path], *command: str) -> list[str]:
+    """A command line that runs a command in these cgroups. (nsenter joins the cgroup namespace alone.)"""
+    join = f'for group in {shlex.join(map(str, groups))}; do echo $$ >"$group/cgroup.procs"; done; exec "$@"'
+    return ["sh", "-c", join, "sh", *command]
 
 
 def _make_group(group: Path) -> None:
