@@ -1,4 +1,4 @@
-"""The child process in which kubernetes_asyncio runs an exec plugin, or renews the token of an auth provider.
+"""The child process that runs an exec plugin, or in which kubernetes_asyncio renews the token of an auth provider.
 
 Its argument is the descriptor of a file that contains a `PluginRequest`. The process writes a `PluginAnswer` to the
 file and exits.
@@ -18,11 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config import load_kube_config_from_dict
-from kubernetes_asyncio.config.exec_provider import ExecProvider
-from kubernetes_asyncio.config.kube_config import ConfigNode
 
+from kubeproxy.kubernetes.client.kubeconfig_file import ExecPlugin
 from kubeproxy.kubernetes.client.plugins import PluginAnswer, PluginRequest
 
 
@@ -54,14 +51,18 @@ async def _answer(request: PluginRequest) -> PluginAnswer:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if "exec" in request.user:
-        return await _credentials(request.user["exec"], request.user.get("cluster"))
+        return await _credentials(msgspec.convert(request.user["exec"], ExecPlugin), request.user.get("cluster"))
     return await _renew_token(request)
 
 
-async def _credentials(settings: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> PluginAnswer:
-    """Return the credentials of an exec plugin. The library's own loader is not used, because it would write
-    certificate and key to disk."""
-    status = await _run_program(settings, cluster)
+async def _credentials(plugin: ExecPlugin, cluster: Mapping[str, Any] | None) -> PluginAnswer:
+    """Return the credentials of an exec plugin.
+
+    The library is not used. Its import would take longer than most plugins. It would write certificate and key to disk,
+    hide the program's messages from the user, not pass the cluster to the program, and always let the program read
+    standard input.
+    """
+    status = await _run_program(plugin, cluster)
     token, certificate, key = (
         str(status.get(name) or "") for name in ("token", "clientCertificateData", "clientKeyData")
     )
@@ -78,38 +79,38 @@ async def _credentials(settings: Mapping[str, Any], cluster: Mapping[str, Any] |
     )
 
 
-async def _run_program(settings: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Run the program of an exec plugin, and return the status of its ExecCredential.
-
-    `ExecProvider.run` is not used. It would hide the program's messages from the user, would not pass the cluster to
-    the program, and would always let the program read standard input.
-    """
-    provider, interactive = ExecProvider(ConfigNode("exec", settings)), _is_interactive(settings)
+async def _run_program(plugin: ExecPlugin, cluster: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Run the program of an exec plugin, and return the status of its ExecCredential."""
+    if not plugin.command or not plugin.api_version:
+        raise ValueError("exec: command and apiVersion are required")
+    interactive = _is_interactive(plugin)
     told = {"interactive": interactive, **({"cluster": cluster} if cluster else {})}
-    asked = {"apiVersion": provider.api_version, "kind": "ExecCredential", "spec": told}
+    asked = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": told}
+    variables = {it.name: it.value for it in plugin.env or ()}
     process = await asyncio.create_subprocess_exec(
-        *provider.args,
-        env={**provider.env, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
+        plugin.command,
+        *(plugin.args or ()),
+        env={**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(asked)},
         stdin=None if interactive else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await process.communicate()
     if process.returncode:
-        raise ValueError(f"exec: {provider.args[0]} ended with status {process.returncode}; it says why on stderr")
+        raise ValueError(f"exec: {plugin.command} ended with status {process.returncode}; it says why on stderr")
     try:
         answer = msgspec.json.decode(output, type=_ExecCredential)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"exec: the plugin answered no ExecCredential: {error}") from None
-    if (answer.api_version, answer.kind) != (provider.api_version, "ExecCredential"):
+    if (answer.api_version, answer.kind) != (plugin.api_version, "ExecCredential"):
         found = f"{answer.api_version} {answer.kind}"
-        raise ValueError(f"exec: the plugin answered {found}; allowed: {provider.api_version} ExecCredential")
+        raise ValueError(f"exec: the plugin answered {found}; allowed: {plugin.api_version} ExecCredential")
     return answer.status
 
 
-def _is_interactive(settings: Mapping[str, Any]) -> bool:
+def _is_interactive(plugin: ExecPlugin) -> bool:
     """Return whether the program may use standard input, according to interactiveMode. Raise ValueError if that is
     invalid or impossible."""
-    mode, has_terminal = settings.get("interactiveMode") or "IfAvailable", os.isatty(0)
+    mode, has_terminal = plugin.interactive_mode or "IfAvailable", os.isatty(0)
     if mode not in ("Never", "IfAvailable", "Always"):
         raise ValueError(f"exec: interactiveMode: found {mode!r}; allowed: Never, IfAvailable or Always")
     if mode == "Always" and not has_terminal:
@@ -119,6 +120,9 @@ def _is_interactive(settings: Mapping[str, Any]) -> bool:
 
 async def _renew_token(request: PluginRequest) -> PluginAnswer:
     """Return the token of an auth provider (oidc, gcp), which the library renews if it has expired."""
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config import load_kube_config_from_dict
+
     document = {
         "current-context": "plugin",
         "contexts": [{"name": "plugin", "context": {"cluster": "plugin", "user": "plugin"}}],

@@ -1,9 +1,9 @@
-"""Gets credentials from exec plugins and auth providers, by kubernetes_asyncio.
+"""Gets credentials from exec plugins and auth providers, in a child process.
 
-Importing `kubernetes_asyncio.config` imports the whole package, with some 850 modules of API objects. That costs 0.15
-to 0.2 s of processor time, and 35 MiB (PSS) until the process ends. The daemon uses 42 MiB without it, and needs a
-plugin for about a second an hour; a command would start slower than kubectl. So the library runs in a child process,
-`plugin_process`, which exits after its answer. It is started only if the kubeconfig has a plugin.
+Auth providers need `kubernetes_asyncio.config`. It imports the whole package, with some 850 modules of API objects.
+That costs 0.15 to 0.2 s of processor time, and 35 MiB (PSS) until the process ends. The daemon uses 42 MiB without it,
+and needs credentials for about a second an hour. The child process, `plugin_process`, exits after its answer. It is
+started only if the kubeconfig has a plugin or a provider.
 """
 
 from __future__ import annotations

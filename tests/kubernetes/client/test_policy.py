@@ -174,10 +174,16 @@ async def test_requests_that_begin_together_wait_for_the_plugin(server: WebServe
     assert [request.headers.get("Authorization") for request in server.seen] == ["Bearer token-1"] * 3
 
 
-async def test_a_failing_plugin_is_reported(server: WebServer) -> None:
-    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/plugin"}}
-    async with client_of(ClientConfig(host=server.url, plugin=user)) as client:
-        with pytest.raises(ConfigError, match="getting credentials: "):
+@pytest.mark.parametrize(
+    ("plugin", "why"),
+    [
+        ({"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere/plugin"}, ".*/nowhere/plugin"),
+        ({"command": "true"}, "exec: command and apiVersion are required"),
+    ],
+)
+async def test_a_failing_plugin_is_reported(server: WebServer, plugin: dict[str, str], why: str) -> None:
+    async with client_of(ClientConfig(host=server.url, plugin={"exec": plugin})) as client:
+        with pytest.raises(ConfigError, match=f"getting credentials: {why}"):
             await client.get("/x")
 
 
