@@ -67,10 +67,12 @@ class Message:
 @cache
 def _calls() -> tuple[tuple[str, LogCall], ...]:
     """Return the log calls of all files of the package, each with its file."""
+    sources = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
     return tuple(
         (str(path.relative_to(PACKAGE)), call)
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for call in log_calls(ast.parse(path.read_text(encoding="utf-8")))
+        for path, text in sources.items()
+        if any(f".{method}" in text for method in LEVELS)
+        for call in log_calls(ast.parse(text))
     )
 
 
