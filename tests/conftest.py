@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -52,6 +53,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("netns") is not None:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Take what the imports have made out of the passes of the garbage collector, which were a tenth of all time."""
+    gc.freeze()
 
 
 def _makes_packets(case: pytest.Function) -> bool:

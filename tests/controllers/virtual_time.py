@@ -21,6 +21,8 @@ class _Selector(selectors.SelectSelector):
         self.skipped = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout == 0:
+            return []  # There is work to do: descriptors can wait for its end, and a call of the kernel is saved.
         ready = super().select(0)
         if not ready:
             if timeout is None:
