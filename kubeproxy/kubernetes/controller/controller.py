@@ -49,6 +49,7 @@ class Controller:
         self._workers = workers
         self._max_retries = max_retries
         self._changed = asyncio.Event()
+        self._taking = asyncio.Lock()
 
     def enqueue(self, key: str) -> None:
         """Add a key to the queue."""
@@ -86,15 +87,16 @@ class Controller:
                 self._changed.set()
 
     async def _take(self) -> str:
-        while True:
-            now = monotonic()
-            if (key := self.queue.take(now)) is not None:
-                return key
-            self._changed.clear()
-            due = self.queue.next_due()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due is None else max(0.0, due - now)):
-                    await self._changed.wait()
+        async with self._taking:  # A change wakes one worker, not all.
+            while True:
+                now = monotonic()
+                if (key := self.queue.take(now)) is not None:
+                    return key
+                self._changed.clear()
+                due = self.queue.next_due()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if due is None else max(0.0, due - now)):
+                        await self._changed.wait()
 
     async def _attempt(self, key: str) -> None:
         try:

@@ -68,3 +68,24 @@ def test_other_errors_do_not_stop_the_workers() -> None:
     failing = Failing(ValueError("a fault of ours"), 2)
     controller = run(_played(failing))
     assert (failing.calls, controller.errors) == (3, 2)
+
+
+def test_as_many_keys_are_synced_at_once_as_there_are_workers() -> None:
+    at_once: list[int] = [0]
+
+    async def sync(key: str) -> None:
+        at_once.append(at_once[-1] + 1)
+        await asyncio.sleep(1)
+        at_once.append(at_once[-1] - 1)
+
+    async def scenario() -> None:
+        controller = Controller("it", sync, workers=3)
+        working = asyncio.create_task(controller.run())
+        for key in "abcdefg":
+            controller.enqueue(key)
+        await asyncio.sleep(10)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+    run(scenario())
+    assert (max(at_once), at_once[-1], len(at_once)) == (3, 0, 1 + 2 * 7)
