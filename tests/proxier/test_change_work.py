@@ -23,7 +23,7 @@ from tests.support.doubles.data_plane import FakePortReserver
 from tests.support.work import Work, work_of
 
 SOURCE = "kubernetes"
-FEW, MANY = 300, 3000
+FEW, MANY = 150, 1500
 ENDPOINTS = "10.0.0.1 10.0.0.2 10.0.0.3"
 
 

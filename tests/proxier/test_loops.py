@@ -147,8 +147,8 @@ def test_an_unavailable_port_does_not_lead_back(state: ProxierState) -> None:
 
 
 def test_of_many_endpoints_a_node_uses_some(state: ProxierState) -> None:
-    """60,000 endpoints of one tenant do not block the workers, which serve all tenants."""
-    addresses = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(60_000)]
+    """40,000 endpoints of one tenant do not block the workers, which serve all tenants."""
+    addresses = [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}" for i in range(40_000)]
     slices = [
         endpoint_slice("web", " ".join(addresses[at : at + 600]), called=f"web-{at}")
         for at in range(0, len(addresses), 600)
@@ -157,14 +157,14 @@ def test_of_many_endpoints_a_node_uses_some(state: ProxierState) -> None:
     put(state, service("web", "10.96.0.1"), *slices)
     before = state.availability.wanted[WEB].endpoints
     assert len(set(before)) == MOST
-    assert state.problems()[name("web")] == (f"{WEB}: this node uses {MOST} of its 60000 endpoints",)
+    assert state.problems()[name("web")] == (f"{WEB}: this node uses {MOST} of its 40000 endpoints",)
     gone = View(service("web", "10.96.0.1"), tuple(slices[1:]), "kubernetes")
     state.absorb([Change(name("web"), NOTHING, gone)])
     after = state.availability.wanted[WEB].endpoints
     assert len(after) == MOST
-    assert len({*before} - {*after}) < 100, "a hundredth of them goes"
+    assert len({*before} - {*after}) < MOST // 40, "about as many as have gone"
     other_node = subset(targets(" ".join(f"{address}:8080" for address in addresses)), "node-2")
-    assert len({*before} & {*other_node}) < MOST // 10, "another node uses others"
+    assert len({*before} & {*other_node}) < MOST // 8, "another node uses others"
     put(state, service("web", "10.96.0.1"), *slices[:4])
     assert len(state.availability.wanted[WEB].endpoints) == 2400
     assert not state.problems()

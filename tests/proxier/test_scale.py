@@ -14,7 +14,7 @@ from kubeproxy.proxier.frontends import Resolved, resolve
 from tests.proxier.builders import endpoint_slice, frontend_name, service, targets
 from tests.proxier.fake_node import SOURCE, Node
 
-SERVICES = 2_000
+SERVICES = 1_000
 ENDPOINTS = " ".join(f"10.0.0.{i}" for i in range(10))
 
 

@@ -138,7 +138,7 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def test_the_buffer_grows_for_a_long_frame_and_shrinks_again() -> None:
-    long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
+    long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(50)))
     data = encode(long) + encode(Exit(2))
     decoder: Decoder[Request] = Decoder(Request)
     found: list[tuple[Frame, int]] = []
@@ -157,7 +157,7 @@ def test_a_header_alone_takes_no_memory() -> None:
 
 
 def test_frames_survive_a_memory_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
+    long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(50)))
     with channels() as (left, right):
         left.send(Exit(1))
         left.send(long)
@@ -213,7 +213,7 @@ def test_descriptors_arrive_with_their_frames() -> None:
 
 def test_queued_frames_keep_their_descriptors_open() -> None:
     with channels() as (left, right):
-        long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(200)))
+        long = Apply(1, tuple(SetEndpoints(WEB, (POD,) * 500) for _ in range(50)))
         for _ in range(5):
             left.send(long)
         assert left.congested

@@ -219,9 +219,9 @@ def test_label_values_are_escaped() -> None:
     assert accepted(found, odd) == 1
 
 
-@pytest.mark.parametrize("used", [10_000, 500], ids=["all used", "500 used"])
-def test_ten_thousand_services_come_in_small_slices(used: int) -> None:
-    """Dual-stack: 20,000 frontends. `pytest -s` prints the figures."""
+@pytest.mark.parametrize("used", [4_000, 500], ids=["all used", "500 used"])
+def test_thousands_of_services_come_in_small_slices(used: int) -> None:
+    """Dual-stack: 8,000 frontends. `pytest -s` prints the figures."""
 
     def counters(visits: int) -> dict[FrontendName, Counters]:
         return {
@@ -230,7 +230,7 @@ def test_ten_thousand_services_come_in_small_slices(used: int) -> None:
             )
             if number < used
             else Counters()
-            for number in range(10_000)
+            for number in range(4_000)
             for family in Family
         }
 
@@ -248,6 +248,6 @@ def test_ten_thousand_services_come_in_small_slices(used: int) -> None:
             f"{len(slices)} slices, the longest {max(took) * 1e3:.1f} ms",
             end="",
         )
-        assert b"".join(slices).count(b"\n") == 10_000 + 8 * used + 2 * len(FAMILIES)
+        assert b"".join(slices).count(b"\n") == 4_000 + 8 * used + 2 * len(FAMILIES)
         assert max(part.count(b"\n") for part in slices) <= 1000
-        assert len(slices) >= 20 + (10_000 + 8 * used) // 1000
+        assert len(slices) >= 8 + (4_000 + 8 * used) // 1000
