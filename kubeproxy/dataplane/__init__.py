@@ -3,7 +3,7 @@
 The data plane imports nothing about Kubernetes, netfilter or the configuration. It is controlled by the messages of
 `kubeproxy.dataplane.messages`, and its counters and status are read by the queries of `kubeproxy.dataplane.interface`.
 
-  messages, interface   messages about the wanted state of frontends; queries
+  messages, interface   messages about the wanted state of frontends; queries, and the calls at the end of a process
   in_process, workers/  the two implementations: in this process, or in worker processes
   ports_only            serves nothing and only reserves ports, for a strict kernel path
   engine, context       applies messages to listeners; the state shared by the parts of one process

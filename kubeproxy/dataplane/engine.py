@@ -286,7 +286,8 @@ class Engine:
 
     def claim(self, state: State, descriptors: Sequence[int]) -> Frozen | None:
         """Return a connection or session of another process, ready to continue here, or None if there is no room for
-        it. Its frontend need not be served here."""
+        it. A connection's frontend need not be served here. A UDP session needs the listener of its frontend, and
+        without that the result is None, too."""
         listener = None if state.frontend is None else self._listeners.get(state.frontend)
         if isinstance(state, SessionState):
             return FrozenSession.claim(listener, state, descriptors) if isinstance(listener, DatagramListener) else None

@@ -146,7 +146,7 @@ class LocalDataPlane:
 
 
 async def _in_slices(steps: Iterable[_Step]) -> AsyncIterator[_Step]:
-    """Yield the same steps. After each time slice the event loop runs."""
+    """Yield the steps, and let the event loop run after each time slice."""
     time_slice = TimeSlice(SLICE_S)
     for step in steps:
         yield step

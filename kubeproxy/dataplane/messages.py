@@ -1,7 +1,8 @@
-"""Messages from the control plane to the data plane. Nothing else controls the data plane, whether it runs in this
-process or in workers. Each message describes a wanted state, so it may be repeated.
+"""Messages from the control plane to the data plane, whether it runs in this process or in workers. They alone say what
+the data plane serves, and how. (Only its end has calls of its own: `DataPlane.retire`, `move`, `drain` and `close`.)
+Each message describes a wanted state, so it may be repeated.
 
-They are msgspec structs, and not dataclasses, because they are sent to workers as they are.
+The messages are msgspec structs, and not dataclasses, because they are sent to workers as they are.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Keeps the endpoints that did not answer and get no clients for a while. This module has neither sockets nor a clock.
 
-An endpoint that does not answer is ejected for a time that doubles with every failure. While another endpoint is
-usable, no client is sent to an ejected one, even if session affinity binds the client to it. When the time is over, the
-endpoint is probed once, by a client's connection or (with `probes_beside`) by a connection of the proxy itself. Until
-the probe has a result, no other client is sent to it. If all endpoints are ejected, all are tried, those with the
-fewest failures first.
+An endpoint that does not answer is ejected for a time that doubles with every failure, up to `EJECTION_LIMIT_S`. While
+another endpoint is usable, no client is sent to an ejected one, even if session affinity binds the client to it. When
+the time is over, the endpoint is probed once, by a client's connection or (with `probes_beside`) by a connection of the
+proxy itself. Until the probe has a result, for at most `PROBE_S`, no other client is sent to the endpoint. If all
+endpoints are ejected, all are tried, those with the fewest failures first.
 """
 
 from __future__ import annotations

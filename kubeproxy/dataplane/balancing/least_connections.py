@@ -2,8 +2,9 @@
 
 It uses the connections that all workers of this node have open. Among endpoints with equal load, weighted turns decide.
 So while nothing is open, an endpoint of small weight still gets its small share. If a Service has many endpoints, only
-some are compared for each client: the next one in order, and others at random equal distances from it. The result is
-nearly as even, and the cost of a pick does not grow with the number of endpoints.
+some are compared for each client: the next one in order, and others that follow it at equal steps. The length of the
+steps is random for each client. The result is nearly as even, and the cost of a pick does not grow with the number of
+endpoints.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LeastConnections:
         if places > COMPARED:
             place, step = self._place, 1 + int(self._rng.random() * (places // COMPARED))
             self._place = (place + 1) % places
-            # The random distance makes each pick compare other endpoints.
+            # With a random step, each pick compares different endpoints.
             best = self._least([order[(place + step * n) % places] for n in range(COMPARED)], usable)
         if best is None:
             best = self._least(order, usable)
@@ -84,7 +85,7 @@ class LeastConnections:
         return first if idle else best
 
     def copy(self) -> LeastConnections:
-        """Return a copy, including its counts of open connections."""
+        """Return a copy that will make the same picks as this policy. Both read the same counts of open connections."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
         copy = LeastConnections(rng, self._counts)

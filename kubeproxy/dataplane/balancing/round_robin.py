@@ -55,7 +55,7 @@ class RoundRobin:
             self._queue, self._turns = _EMPTY, [(waits[target], target) for target in in_order]
 
     def _waits(self) -> dict[Target, int]:
-        """Return how long each endpoint waits for its next turn, in units of the stride's scale."""
+        """Return how long each endpoint waits for its next turn, in the unit of the strides."""
         if self._turns:
             now = self._turns[0][0]
             return {target: at - now for at, target in self._turns}

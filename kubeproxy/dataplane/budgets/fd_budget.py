@@ -20,7 +20,7 @@ AT_LEAST = 16
 
 
 class Tenant:
-    """How much of the last quarter the frontends of one tenant hold together."""
+    """How much of the last quarter of a budget the frontends of one tenant hold together (see `DescriptorBudget`)."""
 
     __slots__ = ("__weakref__", "extra")
 
@@ -45,11 +45,11 @@ class DescriptorBudget:
     """Counts descriptors in use against a limit.
 
     The first three quarters of the descriptors for clients go to any client that comes first. The last quarter is
-    rationed, and never used up: a frontend may hold at most half of what other frontends do not hold of it, and the
-    same limit applies to a tenant. So one flooded frontend, many of them, or all frontends of one tenant cannot keep
-    the others from being served. A frontend that holds more than an equal share of the whole gets nothing of the last
-    quarter. A frontend without clients gets its first client, as long as its tenant leaves a quarter of the last
-    quarter to others.
+    rationed, and never used up: of the part that other frontends leave free, a frontend may hold at most half. In the
+    same way a tenant may hold at most half of the part that other tenants leave free. So one flooded frontend, many of
+    them, or all frontends of one tenant cannot keep the others from being served. A frontend that holds more than an
+    equal share of the whole gets nothing of the last quarter. A frontend without clients gets its first client, as long
+    as its tenant holds at most three quarters of the part that other tenants leave free.
     """
 
     def __init__(self, limit: int) -> None:

@@ -1,5 +1,5 @@
-"""A pool of pipes for `splice`. Pipes are pooled because opening one takes three system calls. Their number is limited
-because each takes two descriptors."""
+"""A pool of pipes for `splice`. Pipes are pooled because opening and closing one takes four system calls. Their number
+is limited because each takes two descriptors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class PipePool:
         self.in_use = 0
 
     def take(self) -> Pipe | None:
-        """Return an empty pipe, or None if the limit or the descriptor budget is used up."""
+        """Return an empty pipe. Return None if the limit is reached, if the descriptor budget has none to spare, or if
+        the kernel refuses."""
         if self._idle:
             self.in_use += 1
             return self._idle.pop()

@@ -2,8 +2,8 @@
 
 Most of the cost of a small message is waking the process that receives it. A process that was woken a moment ago is
 still awake. So a turn first reads everything. Then it writes, first to endpoints and then to clients. Compared with
-writing in the order of reading, this halves the number of wake-ups. Dials come last, at most `DIALS` per turn. Further
-accepted clients are dialed for in the next turn, after the events of open connections.
+writing in the order of reading, this halves the number of wake-ups. Dials come last, at most `DIALS` per turn. If more
+clients were accepted, their dials begin in the next turn, after the events of open connections.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ def begin_connecting(target: Target, *, client: str | None, hops: int) -> int:
 
 
 def failure(error: int) -> str:
-    """Return why an endpoint cannot be reached, for an errno: ``refused`` or ``unreachable``. A refusal comes from the
-    endpoint's own host, so that host is up. Other errors mean that the host, or the route to it, is gone."""
+    """Return why an endpoint cannot be reached, for an errno: ``refused`` or ``unreachable``. Unreachable means that
+    the endpoint's host or the route to it is gone, or that a router forbids the connection. Everything else counts as a
+    refusal by the endpoint's host, which is up."""
     return "unreachable" if error in UNREACHABLE and error not in _REFUSALS else "refused"
 
 

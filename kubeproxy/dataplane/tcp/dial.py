@@ -2,10 +2,10 @@
 
 Dials are independent, so no client waits for another. A dial has steps, which are timeouts (`Tune.dial_steps_s`). When
 a step ends without an answer, the next endpoint is tried *in parallel* to the silent one, which may only be slow, and
-the first one to answer is used. After a refusal the next endpoint is tried at once. When all endpoints have been tried
-in a step, the dial waits for the next step and starts again. So it can reach an endpoint that is just restarting. When
-the last step ends, or there is no endpoint, the client is reset. Ejected endpoints are probed separately (`probe`), and
-not with the client's dial.
+the first one to answer is used. After a refusal the next endpoint is tried at once. When all endpoints, or
+`ATTEMPTS_PER_STEP` of them, have been tried in a step, the dial waits for the next step and continues, with the first
+endpoints again if need be. So it can reach an endpoint that is just restarting. When the last step ends, or there is no
+endpoint, the client is reset. Ejected endpoints are probed separately (`probe`), and not with the client's dial.
 
 Most clients send first, and their first bytes have arrived when the dial begins. On a short path the handshake is over
 when even a non-blocking `connect` returns. So those bytes are written to the endpoint at once. If the write succeeds,

@@ -7,6 +7,7 @@ frontend_sockets  the sockets of a frontend for all workers; `batch` sends messa
 columns           the table in which workers count open connections together
 channel           sends frames and descriptors between both sides; `protocol` has the messages (pure)
 main              a worker's program; `engine_requests` handles requests about its engine
-move_sender       moves a worker's connections to another instance; `move_receiver` takes them over
+move_sender       moves a worker's connections to another instance; `move_receiver` takes them over; `move_protocol`
+                  has their messages
 orphan            a worker without its control process; `takeover_messages` has its messages to the owner
 """

@@ -31,8 +31,8 @@ class WorkerBatch:
         self._sockets: list[tuple[ServedFrontend[Any], socket.socket]] = []
 
     def add_first(self, frontend: ServedFrontend[Any]) -> None:
-        """Add a frontend's first message, a `Listen` together with the worker's socket. Raise OSError if there is no
-        socket for it."""
+        """Add a frontend's first message: a `Listen` together with the worker's socket, or a `Join`, which needs none.
+        Raise OSError if the kernel refuses to make the socket."""
         if (sock := frontend.socket_for(self.worker.number)) is not None:
             self._sockets.append((frontend, sock))
         self.messages.append(frontend.begin)

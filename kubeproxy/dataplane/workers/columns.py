@@ -31,9 +31,9 @@ class Columns:
         self._used = 0
 
     def assigned(self, message: SetEndpoints) -> SetEndpoints:
-        """Return a message with a column for each endpoint, if its scheduler needs counts of all workers. Endpoints
-        that stay keep their columns. If there are not enough columns, none are assigned: an endpoint that each worker
-        counts alone would seem to have fewer connections than the others."""
+        """Return the message, with a column for each endpoint if its scheduler needs counts of all workers. Endpoints
+        that stay keep their columns. If there are not enough columns, none are assigned, because an endpoint that each
+        worker counts alone would seem to have fewer connections than the others."""
         wanted = message.endpoints if message.balancing.scheduler is Scheduler.LEAST_CONNECTIONS else ()
         before = self._of.pop(message.frontend, {})
         now = {target: before.pop(target, NO_COLUMN) for target in wanted}

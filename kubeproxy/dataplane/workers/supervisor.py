@@ -82,7 +82,8 @@ class Supervisor:
 
     @property
     def problem(self) -> str | None:
-        """Return why workers do not serve. Return None if they do, or if only a single one has died."""
+        """Return why workers do not serve. Return None if they do, or if fewer than `DEATHS` have died within
+        `STEADY_S`."""
         if len(self._deaths) < DEATHS or asyncio.get_running_loop().time() - self._deaths[0][0] > STEADY_S:
             return None
         last = self._deaths[-1][1]

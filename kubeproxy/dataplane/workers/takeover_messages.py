@@ -2,8 +2,9 @@
 
 Each message is a JSON object on a line of its own, sent over a stream socket; ``type`` names its kind. Unknown fields
 are ignored. `OrphanHello` and `Retire` are frozen: they mean the same in every version, so that an owner can replace
-workers of another version. All other messages may change with each version, and are sent only to processes of the same
-version. `kubeproxy.daemon.takeover.protocol` has the messages between control processes.
+workers of another version. `Show`, `Shown`, `Move` and `Moved` have a version of their own (`MOVES`), and are sent if
+both sides support a common one. All other messages may change with each version of `PROTOCOL`, and are sent only to
+processes of the same version. `kubeproxy.daemon.takeover.protocol` has the messages between control processes.
 """
 
 from __future__ import annotations
