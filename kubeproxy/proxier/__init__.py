@@ -12,11 +12,12 @@ kernel_sync         netfilter transactions and the conntrack entries that contra
 proxier             the rounds: takes changes, sends messages, has the kernel synced
 
 The resolver uses `frontends`, `endpoint_selection` (ready or terminating, on this node or on any, by topology),
-`restrictions` with `cidr_set`, `drained_endpoints`, `drain_requests`, `resolution_times`, and the facts about this
-`node`. Availability uses `port_claims`, which bind node ports so that no other process can, and `loops`, which finds
-endpoints that are addresses of this proxy itself. Listeners use `plan` (the table of moves), `port_allocator`, and
-`shared_ports` for frontends that get no port of their own. The rules use `data_path_choice` (which frontends take the
-kernel path), `slot_budget`, `address_claims` (which service port gets a destination that several claim) and `hairpins`.
+`restrictions` with `cidr_set`, `drained_endpoints`, `drain_requests`, `slow_start`, `resolution_times`, the facts about
+this `node`, and its `local_pods`. Availability uses `port_claims`, which bind node ports so that no other process can,
+and `loops`, which finds endpoints that are addresses of this proxy itself. Listeners use `plan` (the table of moves),
+`port_allocator`, and `shared_ports` for frontends that get no port of their own. The rules use `data_path_choice`
+(which frontends take the kernel path), `kernel_slots` with `slot_budget`, `address_claims` (which service port gets a
+destination that several claim) and `hairpins`.
 
 Around them: `settings` holds what may change while the proxier runs, as one value; `sync_schedule` decides when the
 next transaction is due; `problems` writes the texts about Services; `reports` calls the `observer` when something has

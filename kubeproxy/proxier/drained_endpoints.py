@@ -21,8 +21,8 @@ from kubeproxy.proxier.local_pods import Leaving
 
 
 def drained(slices: Iterable[EndpointSlice], requests: DrainRequests, now: float) -> tuple[EndpointSlice, ...]:
-    """Return the slices with requested endpoints marked as draining, and with endpoints of pods whose readiness gate
-    waits for the proxies marked as ready. `now` is in Unix seconds."""
+    """Return the slices as the requests want them: endpoints to be drained are marked as draining. Endpoints of pods
+    whose readiness gate waits for the proxies are marked as ready. `now` is in Unix seconds."""
     slices = tuple(slices)
     drains, gated = _pods_to(Want.DRAIN, requests, now), _pods_to(Want.READY, requests, now)
     # Topology hints are used only if all ready endpoints have some, and an endpoint gets its hints only when it is

@@ -176,8 +176,8 @@ class KernelSync:
         return True
 
     async def _change_services(self) -> bool:
-        """Make the changes of Services in the rules in force, and return whether that was done. It costs nothing that
-        grows with the number of all Services."""
+        """Make the changes of Services in the rules in force, and return whether that was done. The cost does not grow
+        with the number of all Services."""
         in_force, generation = self.in_force, self._rules.generation
         if in_force is None or not (self._follows and self._handed_over) or generation == self.generation:
             return False

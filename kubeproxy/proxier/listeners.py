@@ -206,7 +206,8 @@ class Listeners:
 
     def _reserve(self, frontend: Frontend, address: Address) -> ListenerState:
         """Reserve a port for a frontend: its own port, or a shared one if `own_ports` frontends already have their own.
-        If that kind of port is not available, try the other kind. Raise NoPortError if neither is available."""
+        If that kind of port is not available, try the other kind. A UDP frontend never shares a port: beyond
+        `UDP_SHARE` of `own_ports`, it is left to the kernel alone. Raise NoPortError if no port is available."""
         protocol, most = frontend.protocol, self._settings.own_ports
         if protocol is not Protocol.TCP:
             if self._own[protocol] >= UDP_SHARE * most:
@@ -232,7 +233,8 @@ class Listeners:
         return ListenerState(frontend.protocol, address, shared.reservation, shared=shared)
 
     def _is_first(self, protocol: Protocol) -> bool:
-        """Return whether a protocol has its first frontend without a listener of its own. This is logged once."""
+        """Return whether this is the first call for a protocol, so that its first frontend without a listener of its
+        own is logged, and no later one."""
         first = protocol not in self._announced
         self._announced.add(protocol)
         return first

@@ -77,9 +77,10 @@ class LocalPods:
         return {name for address in addresses for name in self._at.get(address, {})}
 
     def leaving(self, asking: Mapping[Address, str]) -> frozenset[Leaving]:
-        """Return the pods to take out of service with all their addresses. `asking` has the addresses from which
-        preStop hooks asked, each with the result of `identity` when the hook first asked. The kubelet asks from one
-        address, although a pod may have one of each family. An endpoint without a pod name is matched by address."""
+        """Return the pods to take out of service with all their addresses. `asking` has the pods' addresses at which
+        the kubelet called preStop hooks, each with the result of `identity` at the first call. The kubelet calls only
+        one address of a pod, which may have one of each family. An endpoint without a pod name is matched by
+        address."""
         pods = {pod for pod in asking.values() if pod}
         return frozenset(
             Leaving(address, endpoint.pod)

@@ -30,8 +30,8 @@ class Loops:
         that it has processed."""
 
     def leading_back(self, frontend: Frontend) -> dict[Target, str]:
-        """Return the endpoints of a frontend that lead back to this proxy. For each, return the destination to which it
-        is equal."""
+        """Return the endpoints of a frontend that lead back to this proxy. For each, say in words what it is, such as
+        "a node port of this node"."""
         taken, facts, protocol = self._taken, self._facts, frontend.protocol
         found: dict[Target, str] = {}
         for target in frontend.endpoints:

@@ -39,9 +39,10 @@ class Ports:
     """Allocates proxy ports by reserving them.
 
     A port number is used only once per protocol, even across address families, because the rules identify ports by
-    protocol and number. A released number is reused as late as possible, because connections that the kernel still
-    tracks must not reach another Service at that port. The ports of a range are first allocated in ascending order, so
-    that after a restart the same Services get the same ports.
+    protocol and number. A released number of the range is reused as late as possible, because connections that the
+    kernel still tracks must not reach another Service at that port. If the kernel chooses, the last `_RECENT` released
+    numbers are avoided for the same reason. The ports of a range are first allocated in ascending order, so that after
+    a restart the same Services get the same ports.
     """
 
     def __init__(self, reserver: PortReserver, port_range: PortRange | None) -> None:

@@ -302,7 +302,7 @@ class NodePortClaims:
 
     def _takes(self, holders: Sequence[Holder] | None) -> bool:
         """Return whether to redirect a node port that these processes use. `holders` has only processes that listen,
-        because a redirect takes no client from others. It is None if they could not be determined."""
+        because a redirect takes no client from others. `holders` is None if the processes could not be determined."""
         conflict = self._restrictions.node_port_conflict
         if conflict is NodePortConflict.TAKE_UNPRIVILEGED:
             return holders is not None and not any(holder.privileged for holder in holders)

@@ -220,10 +220,10 @@ class RuleSetBuilder:
         """Set the endpoints that get no new connections from the kernel. `at` has the frontends with an endpoint whose
         ejection has begun or ended.
 
-        If all endpoints of a frontend are ejected, it keeps the silent ones. If none is silent, it takes the userspace
-        path, or its clients are rejected, as the endpoints themselves would do. A worker dials from this node's
-        address. So if a network policy separates a client from all endpoints (which makes them silent), the client must
-        not reach a worker.
+        If all endpoints of a frontend are ejected, it keeps the silent ones. The reason is that a worker dials from
+        this node's address: if a network policy separates a client from all endpoints (which makes them silent), the
+        client must not reach a worker. If no endpoint is silent, the frontend takes the userspace path. Without that
+        path its clients are rejected, as they would be by the endpoints themselves.
         """
         self._ejected = ejected
         for name in at:
@@ -275,8 +275,8 @@ class RuleSetBuilder:
         return change
 
     def take_change(self, in_force: RuleSet) -> RuleChange | None:
-        """Return all changes since the last call, or since the last `ruleset`, which the rules in force have apart from
-        these. Return None if they take complete rules."""
+        """Return all changes since the last call, or since the last `ruleset`. They make the rules in force equal to
+        the wanted ones. Return None if that takes complete rules."""
         if self._whole or self._transparent() is not in_force.transparent:
             return None
         touched = [
@@ -367,7 +367,7 @@ class RuleSetBuilder:
         asked = [pod for pod, ports in self._pods.items() if port not in ports] if port else []
         hooks = frozenset(Destination(pod, Protocol.TCP, port) for pod in asked)
         if bool(hooks) is not bool(self._hooks):
-            self.require_rules()  # With the first hook rules come, and with the last one they go.
+            self.require_rules()  # The first hook adds rules, and the last one removes them.
         self._moved_hooks.update(dict.fromkeys(hooks ^ self._hooks))
         self._hooks = hooks
 
@@ -396,7 +396,8 @@ class RuleSetBuilder:
         name = frontend.name
         targets, refusal = self._kernel_targets(frontend)
         if refusal and frontend.settled is not None:
-            # A slow start takes up to ten times as many slots, and the kernel path is worth more than a slow start.
+            # Try again without the slow start, which takes up to ten times as many slots. The kernel path is worth more
+            # than a slow start.
             frontend = replace(frontend, balancing=frontend.settled, settled=None)
             targets, refusal = self._kernel_targets(frontend)
         if refusal and frontend.endpoints and (unserved := self._why_unserved(name)):

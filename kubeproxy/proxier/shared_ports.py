@@ -93,7 +93,8 @@ class SharedPorts:
         self._numbers = count(1)
 
     def of(self, frontend: Frontend, address: Address) -> SharedPort:
-        """Return the first port at `address` that a frontend may use. Raise NoPortError if there is none."""
+        """Return the first port at `address` that a frontend may use. If there is none, reserve another. Raise
+        NoPortError if that is not possible."""
         pinned = frontend.affinity_timeout_s is not None
         kind = frontend.protocol, address, pinned
         known = self._of_kind.get(kind, [])

@@ -61,8 +61,8 @@ class Schedule:
     sync is due every `sync_s`, and failures are retried with growing delays.
 
     Each `min_sync_s` without a transaction allows one more at once. A new change after a failure does not wait for the
-    retry, because the change may cure the failure; it waits only like any other change. So does the repair of our rules
-    after another process has changed them.
+    retry, because the change may cure the failure; it waits only like any other change. The repair of our rules after
+    another process has changed them waits for neither: `foreign_change` decides when it is due.
     """
 
     def __init__(self, periods: Periods, jitter: Callable[[], float]) -> None:
