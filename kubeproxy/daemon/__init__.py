@@ -10,6 +10,7 @@ reporting            metrics, health, Events (`service_events`), answers to `loa
 control_plane        tracker, `sources`, proxier (`proxier_events`), drain reports (`drain_reporter`,
                      `report_schedule`, `report_room`, `report_lease`, `cluster_size`), the last state
                      (`state_keeper`, `saved_state`)
+drain_hook           answers pods' preStop hooks, when `pod_drains` finds that a pod has no connections left
 kernel_path_runtime  the rescue of failed connections (`rescue_control`) and the counting of connections
                      (`flow_accounting`, `kernel_path_counters`)
 operator_view        the monitor, the access log, orders (`operator_orders`), and the HTTP servers (`http_servers`,

@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 ASSUMED: Final = 1000
 """The number of nodes that is assumed until the API server has been asked."""
 FRESH_S, RETRY_S = 600.0, 60.0
-"""For how many seconds an answer is used, and how many seconds pass before the next attempt after a failure. Half of
-the time is jitter."""
+"""For how many seconds an answer is used, and how many seconds pass before the next attempt after a failure. A random
+time of up to half as much is added."""
 
 
 class _Metadata(msgspec.Struct):
@@ -32,8 +32,8 @@ class _Nodes(msgspec.Struct):
 
 
 class ClusterSize:
-    """The number of nodes. Every ten minutes it is read from a list with a limit of one Node, in which the API server
-    says how many more there are."""
+    """The number of nodes. Every ten to fifteen minutes it is read from a list with a limit of one Node, in which the
+    API server says how many more there are."""
 
     def __init__(self) -> None:
         self.nodes = ASSUMED

@@ -10,9 +10,9 @@ control process ends depends on how that happened:
   (after a takeover by another protocol version). If the node has had no instance for `DESERTED_S`, the other instance
   has crashed and not come back. Then this program starts the control process again, which serves until the other
   instance is back.
-- After SIGTERM or SIGINT, or with another exit status: this program ends with the same exit status.
-- A crash while workers live, which keep serving: this program starts the next control process, which takes their
-  connections over.
+- After SIGTERM or SIGINT: this program ends with the same exit status.
+- A crash (a signal, or an exit status other than 0) while workers live, which keep serving: this program starts the
+  next control process, which takes their connections over.
 - A crash without workers: this program ends with the same exit status, or 128 plus the number of the signal. The
   kubelet then restarts the container, with its own backoff.
 
@@ -106,7 +106,7 @@ def _run(words: Sequence[str], ending: str) -> tuple[int, bool]:
 
 def _relieved(*, stopping: bool) -> bool:
     """Wait until a signal to stop has been received, and the remaining workers have ended. A second signal to stop ends
-    the wait. Return False if no signal has been received, and no instance has the node."""
+    the wait. Return False if no signal has been received, and no instance has had the node for `DESERTED_S`."""
     signals, deserted_at = int(stopping), math.inf
     while _workers_live() or not signals:
         arrived = signal.sigtimedwait(AWAITED, LOOK_S)
@@ -122,7 +122,8 @@ def _relieved(*, stopping: bool) -> bool:
 
 
 def _instance_lives() -> bool:
-    """Return whether a control process of this network namespace has bound its name, or the kernel does not tell."""
+    """Return whether a control process of this network namespace has bound its name. Return True if the kernel does not
+    tell."""
     try:
         with open("/proc/net/unix", encoding="ascii", errors="replace") as names:
             return any(INSTANCES in line for line in names)

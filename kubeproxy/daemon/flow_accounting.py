@@ -194,8 +194,8 @@ class FlowAccounting:
         self._report_losses()
 
     def counts(self, names: Collection[FrontendName]) -> Mapping[FrontendName, FlowCounts]:
-        """Return the counts of those frontends that have had connections since this process began, and forget all
-        others."""
+        """Return the counts of those of the named frontends that have had connections since this process began. Forget
+        all frontends that are not named."""
         totals = self._totals
         totals.keep(names)
         found = totals.open.keys() | totals.bytes_in.keys() | totals.bytes_out.keys()

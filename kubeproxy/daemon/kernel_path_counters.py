@@ -103,7 +103,7 @@ class KernelTraffic:
             self._before = {}
             return
         if self._not_begun:
-            # A host without nf_tables has no frontend on the kernel path, so this is no news there.
+            # A host without nf_tables has no frontend on the kernel path, and never comes here.
             self._log.warning("kernel path not counted", reason=self._not_begun)
             await self.begin()
         if self._older is None:

@@ -213,7 +213,7 @@ class Daemon(Owner):
         """Do what can wait until clients are served.
 
         Rules that another adapter left behind would still redirect clients, so they are removed. The settings of
-        connection tracking are applied now, because they exist only once rules use it.
+        connection tracking are applied now, because the kernel has them only once rules use connection tracking.
         """
         ours, host_facts = self._kernel.netfilter.name, self._kernel.host_facts
         await self._control_plane.proxier.serving.wait()
@@ -221,7 +221,7 @@ class Daemon(Owner):
         await self._operator_view.http_servers.opened.wait()
         if not self._process.signals.stop.is_set():
             self._process.notifier.ready(self._status())
-        gc.freeze()  # The objects of the cluster are also permanent.
+        gc.freeze()  # The objects of the cluster live long, so the garbage collector need not look at them.
         sysctls.enforce(conntrack_limits(self._configuration.value))
         self._process.tasks.start(
             kept_running("leftovers", lambda: host_facts.follow_leftovers(ours)), name="leftovers"

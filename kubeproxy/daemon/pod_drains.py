@@ -174,8 +174,9 @@ class PodDrains:
     async def wait(self, address: Address, timeout_s: float, *, by_hand: bool = False) -> Outcome:
         """Wait until a pod has no connections, for at most `timeout_s` seconds, and return the outcome.
 
-        Meanwhile this node sends the pod no new connections. If the call is not from an operator, that ends after
-        `NEWS_S` seconds unless the EndpointSlices show the pod as terminating."""
+        Meanwhile this node sends the pod no new connections. If the call is from an operator, that lasts for `UNDO_S`
+        seconds more. For any other call it ends after `NEWS_S` seconds, unless the EndpointSlices show the pod as
+        terminating."""
         began = _now()
         ends_at = began + timeout_s
         pods, pod = self._local_pods, self._pods.get(address)

@@ -41,8 +41,8 @@ class ReportSchedule:
         self._retry_at = -math.inf
 
     def due(self, report: NodeReport, pause_s: float, now: float) -> float:
-        """Return when to write this report. `pause_s` is the shortest time between two writes. Within it, nodes write
-        at random times."""
+        """Return when to write this report. `pause_s` is the shortest time between two writes of this node. News waits
+        for a random part of that time, so that the nodes do not all write at once."""
         if self._written is None:
             return self._retry_at
         found = news(self._written, report)
@@ -72,8 +72,9 @@ class ReportSchedule:
 
 
 def news(before: NodeReport, now: NodeReport) -> set[str]:
-    """Return the namespaces in which a rollout may be waiting for this change. Changed numbers of open connections do
-    not count, and neither do Services whose requests are gone."""
+    """Return the namespaces in which a rollout may be waiting for this change. A changed number of open connections
+    counts only if an address got its first connection or lost its last. Services whose requests are gone do not
+    count."""
     return {name.namespace for name, report in now.services.items() if _is_news(before.services.get(name), report)}
 
 

@@ -96,9 +96,9 @@ class Rescue:
             await self._changed.wait()
 
     async def ready(self) -> None:
-        """Wait until the rules can report failures, if they are to do that, but only for a limited time.
+        """Wait until the rules can report failures, if they are to do that. Wait for at most `READY_S` seconds.
 
-        Otherwise clients would meet dead endpoints after a start, a takeover or a re-exec.
+        Without this wait, clients would meet dead endpoints after a start, a takeover or a re-exec.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
@@ -208,7 +208,7 @@ class Rescue:
             await asyncio.sleep(FORGET_S)
 
     async def _watch_workers(self) -> None:
-        """Eject the endpoints that the workers have ejected since the last call."""
+        """Eject the endpoints that workers newly eject, until cancelled."""
         before: frozenset[Endpoint] = frozenset()
         while True:
             await asyncio.sleep(WORKERS_LOOK_S)

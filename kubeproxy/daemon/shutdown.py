@@ -55,7 +55,8 @@ def last_s(grace_s: float) -> float:
 
 
 def arrival_s(grace_s: float) -> float:
-    """Return how many seconds to wait for packets that are on their way, at most the rest of the grace period."""
+    """Return how many seconds to wait for packets that are on their way: at most half of the grace period that is
+    left."""
     return min(ARRIVAL_S, grace_s / 2)
 
 

@@ -52,8 +52,8 @@ class Succession:
         """Why this instance does not take over. It is set before the event `refused`."""
 
     async def find_predecessor(self) -> None:
-        """Find the owner of the node, if there is one. If no earlier instance lives, clients wait until this one
-        serves."""
+        """Find the owner of the node, if there is one. If no earlier instance lives, remove the redirects that the last
+        one left. The rules then drop clients' first packets, so that clients try again until this instance serves."""
         if not self._ownership.has_netfilter:
             return  # Without rules several instances may run side by side.
         self._require_own_user()

@@ -215,8 +215,8 @@ class RollingUpdate:
             )
 
     def _key_of(self, old: Controller, *, resumed: bool) -> str:
-        """Return the value of the deployment key for the old controller. If an interrupted run has set the key, its
-        value is kept."""
+        """Return the value of the deployment key for the old controller. A value that an interrupted run has set is
+        kept, and so is one that the controller's selector requires."""
         key = self._options.deployment_label_key
         found = old.template_labels.get(key)
         if found is not None and (resumed or key in old.selector):

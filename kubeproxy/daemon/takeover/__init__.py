@@ -6,6 +6,7 @@ predecessor      the owner, as a new instance sees it
 owner            what an owner does for a new instance, and for how long it leaves its rules unchanged
 server           the owner's side: answers new instances and orphaned workers (`connected_orphans`)
 protocol         messages between two control processes
+order            sends an operator's order from a command to the owner
 control_socket   the abstract Unix socket at which these messages arrive
 serves_enough    decides whether the new instance serves what the owner serves (pure)
 instances        finds out whether another instance lives

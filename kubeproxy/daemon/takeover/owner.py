@@ -51,7 +51,8 @@ class Owner(Protocol):
 
 
 class HoldTime:
-    """Measures how long a new instance has held the owner's rules: HOLD_S seconds in total, however often it begins."""
+    """Measures how long a new instance has held the owner's rules. The new instance may hold them for HOLD_S seconds in
+    total, however often it begins."""
 
     def __init__(self, patience: asyncio.Timeout) -> None:
         """`patience` is a timeout around everything that the new instance can prolong."""

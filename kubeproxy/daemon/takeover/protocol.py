@@ -12,9 +12,9 @@ If nobody can take over from the owner now, it answers ``busy`` instead of ``pro
 connection.
 
 With equal versions the owner challenges the new instance to ``take``, and then obeys ``recall``, ``hold``, ``resume``
-and ``take``. With different versions it challenges it to ``stop``; the new instance sends one request, and the owner
-ends. Its workers keep serving as orphans (`orphaned_worker`). An owner without workers drains first, as it does after
-SIGTERM::
+and ``take``. With different versions the owner challenges the new instance to ``stop``; the new instance sends one
+request, and the owner ends. The owner's workers keep serving as orphans (`orphaned_worker`). An owner without workers
+drains first, as it does after SIGTERM::
 
     new instance   {"type": "stop"}
     owner          {"type": "stopping", "within_s": 30.0}

@@ -151,7 +151,7 @@ class Search:
         match error:
             case BusyError(looking=True):
                 self._proven.add(name)
-                if name < self._control.name:  # The other process is younger, so it waits for us.
+                if name < self._control.name:  # Only an older process is waited for. A younger one waits for us.
                     self._lasts(name, _State.LOOKING)
                 return False
             case BusyError():

@@ -32,7 +32,8 @@ class Offer:
 
 
 class TakeoverRefusedError(KubeproxyError):
-    """Raised if the new instance would serve less than the running one. The new instance then does not start."""
+    """Raised if this instance must not take over: it would serve less than the running one or from other sources, it
+    only stands in, or the running one belongs to another user. This instance then does not start."""
 
     def __init__(self, owner: str, reason: str) -> None:
         super().__init__(f"{owner} {reason}; stop it first, or take over nevertheless with --takeover=force")

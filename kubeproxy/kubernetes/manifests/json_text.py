@@ -19,7 +19,8 @@ _QUOTE, _ESCAPE, _OPENING = b'"'[0], b"\\"[0], b"{["
 
 
 def as_utf8(data: bytes) -> bytes:
-    """Return a text as UTF-8 without byte order mark. Text with a UTF-16 mark is converted, unless it is invalid."""
+    """Return a text as UTF-8 without byte order mark. Text with a UTF-16 mark is converted. Invalid text is returned
+    unchanged."""
     decoder = TextDecoder()
     try:
         return decoder.feed(data) + decoder.end()

@@ -103,7 +103,7 @@ class NoMatchError(ObjectError):
 
 
 class WrongNamespaceError(ObjectError):
-    """Raised for an object with another namespace than the one that ``--namespace`` demands."""
+    """Raised for an object whose namespace differs from the one that ``--namespace`` demands."""
 
     def __init__(self, found: str, wanted: str, position: Position) -> None:
         super().__init__(

@@ -24,8 +24,8 @@ class Index:
 
 
 class Mapper:
-    """Looks up kinds in a server's catalog. It uses the cached catalog, and reads the server's, once, if a kind is
-    missing."""
+    """Looks up kinds in a server's catalog. It uses the cached catalog, if there is one. If a kind is missing there, it
+    reads the catalog from the server, but only once."""
 
     def __init__(self, client: Client, cache: DiscoveryCache | None) -> None:
         self._client = client
