@@ -158,7 +158,6 @@ def test_flows_to_many_endpoints_are_read_once(
         assert {str(target): len(flows) for target, flows in deleted.items()} == {
             str(target): 1 if number > 1 else 2 for number, target in enumerate(pods)
         }
-        assert not any("UNREPLIED" in tracked(network, each) for each in waiting)
     assert sorted(read) == sorted(Family)
 
 
