@@ -111,6 +111,8 @@ SERVICE: Final = {
 
 
 CLIENT: Final = "client"
+OURS: Final = "bin/kubeproxy run"
+"""The control process of a node, by its command line."""
 
 
 def client(image: str, node: str) -> dict[str, Any]:
@@ -134,7 +136,7 @@ def ours(cluster: Cluster, data_path: str, *flags: str) -> Iterator[None]:
             with (cluster.directory / f"kubeproxy-{node.name}.log").open("ab") as log:
                 process = host.popen(node.enter(str(ROOT / ".venv/bin/kubeproxy"), *arguments), stdout=log, stderr=log)
             stack.callback(process.wait, 60)
-            stack.callback(process.terminate)
+            stack.callback(node.run, "pkill", "-f", OURS)  # nsenter passes no signal on
         yield
 
 
@@ -179,7 +181,7 @@ def scale_down(cluster: Cluster, manner: Manner, image: str) -> None:
 
 def _proxies_restart(cluster: Cluster) -> None:
     for node in cluster.nodes:
-        node.run("pkill", "-USR2", "-f", "bin/kubeproxy run")
+        node.run("pkill", "-USR2", "-f", OURS)
 
 
 def _server_is_away(cluster: Cluster) -> None:
