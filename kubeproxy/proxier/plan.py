@@ -136,13 +136,15 @@ def next_move(wanted: Frontend | None, listener: ListenerState | None, *, addres
         return Move.CLOSE if known else Move.WAIT
     if not listener.confirmed or listener.sent is None:
         return Move.LISTEN
+    if not wanted.endpoints and listener.sent.endpoints:
+        # Clients are refused by the rules first, also before a shared port gets other destinations of the frontend.
+        if listener.in_rules == wanted:
+            return Move.UPDATE if known else Move.WAIT
+        return Move.ADD_RULE
     if listener.shared is not None and not wanted.destinations.keys() <= listener.joined:
         return Move.LISTEN
     if listener.sent != endpoints_of(wanted):
-        if wanted.endpoints or not listener.sent.endpoints:
-            return Move.UPDATE
-        if listener.in_rules == wanted:
-            return Move.UPDATE if known else Move.WAIT
+        return Move.UPDATE
     if listener.in_rules != wanted or listener.port_in_rules != listener.reservation.port:
         return Move.ADD_RULE
     if listener.shared is None or wanted.destinations.keys() == listener.joined:

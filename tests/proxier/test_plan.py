@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kubeproxy.dataplane.messages import Listen
 from kubeproxy.model import Address, Family, Frontend, Origin, Protocol
 from kubeproxy.proxier.plan import ListenerState, Move, endpoints_of, next_move, plan
+from kubeproxy.proxier.shared_ports import SharedPort
 from tests.proxier.builders import destination, frontend_name, targets
 from tests.support.doubles.data_plane import FakePortReserver
 
@@ -108,6 +110,14 @@ def test_next_move(wanted: Frontend | None, standing: ListenerState | None, move
 
 def test_a_listener_at_another_address_than_bind_is_closed() -> None:
     assert next_move(WEB, STANDING, address=Address("192.0.2.1"), applied=RULES) is Move.REMOVE_RULE
+
+
+def test_a_frontend_on_a_shared_port_is_refused_before_its_new_addresses_are_served_by_nobody() -> None:
+    name = frontend_name("shared")
+    port = SharedPort(Listen(name, Protocol.TCP, ANY, STANDING.reservation.port, shared=True), STANDING.reservation)
+    sharing = replace(STANDING, shared=port, joined=WEB.destinations.keys())
+    assert next_move(ELSEWHERE, sharing, address=ANY, applied=RULES) is Move.LISTEN
+    assert next_move(replace(ELSEWHERE, endpoints=()), sharing, address=ANY, applied=RULES) is Move.ADD_RULE
 
 
 def test_only_named_frontends_are_planned_and_resting_ones_have_no_move() -> None:
