@@ -11,6 +11,7 @@ from kubeproxy.model import Family, FrontendName, Protocol, ServiceName, Target
 from kubeproxy.model.drain_report import DrainState
 from kubeproxy.model.errors import KubeproxyError
 from kubeproxy.netfilter.conntrack.stale_flows import Conntrack, NoConntrack
+from kubeproxy.netfilter.interface import Netfilter
 from kubeproxy.netfilter.packet_simulation import Fate
 from kubeproxy.proxier import Kernel, NodeFacts, Periods, PortRange, PortSystemCalls, Proxier, ProxierSettings, Tracker
 from kubeproxy.proxier.clock import Clock
@@ -135,6 +136,8 @@ class Node:
         restrictions: Restrictions = NO_RESTRICTIONS,
         find_holders: FindHolders = no_holders,
         rivals: Rivals | None = None,
+        settings: ProxierSettings | None = None,
+        kernel: Netfilter | None = None,
     ) -> None:
         self.tracker = Tracker(sources)
         self.data_plane = FakeDataPlane()
@@ -148,9 +151,10 @@ class Node:
         self.proxier = Proxier(
             tracker=self.tracker,
             data_plane=self.data_plane,
-            kernel=Kernel(self.netfilter, conntrack or NoConntrack(), rivals or NoRivals()),
+            kernel=Kernel(kernel or self.netfilter, conntrack or NoConntrack(), rivals or NoRivals()),
             ports=PortSystemCalls(self.reserver, find_holders),
-            settings=ProxierSettings(
+            settings=settings
+            or ProxierSettings(
                 families=frozenset(families),
                 protocols=frozenset(protocols),
                 facts=facts,
