@@ -265,12 +265,8 @@ class RuleSetBuilder:
         """Return the spreads, hairpins and hooks that changed since the last call, or since the last `ruleset`. It
         returns only spreads of destinations that the rules in force redirect to the same ports. All others wait for
         `take_change`, and the first and the last hook need complete rules."""
-        spreads = {
-            traffic: self._spreads.get(traffic)
-            for traffic in self._unbalanced
-            if traffic in in_force.redirects and in_force.redirects[traffic] == self._redirects.get(traffic)
-        }
-        change = RuleChange(spreads, self._hairpins.moved(in_force.hairpins), self._changed_hooks(in_force))
+        redirected = (it for it in self._unbalanced if self._redirects.get(it, 0) == in_force.redirects.get(it))
+        change = self._endpoint_change(redirected, in_force)
         self._note_balanced()
         return change
 
@@ -284,14 +280,8 @@ class RuleSetBuilder:
             for traffic in (Traffic(destination, origin) for destination in self._touched for origin in Origin)
             if traffic in self._redirects or traffic in in_force.redirects
         ]
-        change = RuleChange(
-            spreads={
-                traffic: self._spreads.get(traffic)
-                for traffic in dict.fromkeys((*self._unbalanced, *touched))
-                if self._spreads.get(traffic) is not in_force.spreads.get(traffic)
-            },
-            hairpins=self._hairpins.moved(in_force.hairpins),
-            hooks=self._changed_hooks(in_force),
+        change = replace(
+            self._endpoint_change((*self._unbalanced, *touched), in_force),
             redirects={traffic: self._redirects.get(traffic) for traffic in touched},
             allowed_sources=_differing(self._touched, self._allowed_sources, in_force.allowed_sources),
             masquerades=_differing(self._touched, self._masquerades, in_force.masquerades),
@@ -302,9 +292,13 @@ class RuleSetBuilder:
         self._note_taken()
         return change
 
-    def _changed_hooks(self, in_force: RuleSet) -> dict[Destination, bool]:
-        moved = self._moved_hooks if in_force.hooks and self._hooks else ()
-        return _moved(moved, self._hooks, in_force.hooks)
+    def _endpoint_change(self, traffic: Iterable[Traffic], in_force: RuleSet) -> RuleChange:
+        now, before = self._spreads, in_force.spreads
+        return RuleChange(
+            spreads={it: now.get(it) for it in traffic if now.get(it) is not before.get(it)},
+            hairpins=self._hairpins.moved(in_force.hairpins),
+            hooks=_moved(self._moved_hooks if in_force.hooks and self._hooks else (), self._hooks, in_force.hooks),
+        )
 
     @property
     def is_balanced(self) -> bool:
