@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 from kubeproxy.model import (
     NODE_PORTS,
@@ -134,11 +134,12 @@ class RuleChange:
         return {*self.proxy_ports, *self.refused, *self.dropped}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RuleSet:
-    """The wanted rules. An adapter makes equal rules in the kernel for equal values."""
+    """The wanted rules, or those in force, which only `enter` changes. An adapter makes equal rules in the kernel for
+    equal values."""
 
-    redirects: Mapping[Traffic, int] = field(default_factory=dict)
+    redirects: dict[Traffic, int] = field(default_factory=dict)
     """The proxy port for traffic, both from other hosts (PREROUTING) and from this node (OUTPUT).
 
     A destination with an address of `NODE_PORTS` means this port on each of the `node_addresses` of its family. A
@@ -156,7 +157,7 @@ class RuleSet:
     node_addresses: frozenset[Address] = frozenset()
     """This node's addresses that serve node ports, of both families."""
 
-    allowed_sources: Mapping[Destination, frozenset[str]] = field(default_factory=dict)
+    allowed_sources: dict[Destination, frozenset[str]] = field(default_factory=dict)
     """The destinations with a restriction, each with the CIDRs of the allowed clients. First packets of other clients
     are dropped, whether they are on other hosts or on this node. Node ports are never restricted."""
 
@@ -168,14 +169,14 @@ class RuleSet:
     is then dropped if the socket for it lacks this option, or if there is no socket. So rules that outlive this process
     never send a client to another program's socket. (If the sockets lack the flag, nothing is served!)"""
 
-    proxy_ports: Set[ProxyPort] = frozenset()
+    proxy_ports: set[ProxyPort] = field(default_factory=set)
     """The guarded ports. A packet that reaches such a port without a redirect is dropped."""
 
-    refused: Set[ProxyPort] = frozenset()
+    refused: set[ProxyPort] = field(default_factory=set)
     """The proxy ports that reject redirected clients (TCP reset, ICMP port unreachable), because there are no
     endpoints."""
 
-    dropped: Set[ProxyPort] = frozenset()
+    dropped: set[ProxyPort] = field(default_factory=set)
     """The proxy ports that drop redirected clients, because the policy is Local and there is no local endpoint."""
 
     landing: Mapping[Family, Address] = field(default_factory=dict)
@@ -189,10 +190,9 @@ class RuleSet:
 
     spreads: dict[Traffic, Spread] = field(default_factory=dict)
     """The redirected traffic that the kernel sends to endpoints instead. For each origin, the spread takes precedence
-    over the redirect, except for packets to a loopback address, because the kernel does not forward those. (`enter`
-    changes spreads, and the other mappings and sets of destinations, ports and pods.)"""
+    over the redirect, except for packets to a loopback address, because the kernel does not forward those."""
 
-    masquerades: Mapping[Destination, Masquerade] = field(default_factory=dict)
+    masquerades: dict[Destination, Masquerade] = field(default_factory=dict)
     """The clients that are masqueraded, for each destination with a spread."""
 
     rescue: int | None = None
@@ -229,8 +229,8 @@ class RuleSet:
         return any(Traffic(place, origin) in self.spreads for place in places for origin in Origin)
 
     def enter(self, change: RuleChange) -> None:
-        """Record a change that is in force, in place, in a rule set whose mappings and sets are mutable. With thousands
-        of Services a copy would cost more than the change."""
+        """Record a change that is in force. With thousands of Services, another rule set would cost more than the
+        change."""
         _update(self.spreads, change.spreads)
         _update_set(self.hairpins, change.hairpins)
         _update_set(self.hooks, change.hooks)
@@ -241,7 +241,7 @@ class RuleSet:
             _update_set(self.proxy_ports, change.proxy_ports)
             _update_set(self.refused, change.refused)
             _update_set(self.dropped, change.dropped)
-            object.__setattr__(self, "service_changes", self.service_changes + 1)
+            self.service_changes += 1
 
     @property
     def admitted(self) -> dict[Destination, tuple[str, ...]]:
@@ -299,21 +299,17 @@ def part(rules: RuleSet, change: RuleChange) -> RuleSet:
     )
 
 
-def _update(mapping: Mapping[_Key, _Value], change: Mapping[_Key, _Value | None]) -> None:
-    if not change:
-        return
-    changeable = cast(dict[_Key, _Value], mapping)
+def _update(mapping: dict[_Key, _Value], change: Mapping[_Key, _Value | None]) -> None:
     for key, value in change.items():
         if value is None:
-            changeable.pop(key, None)
+            mapping.pop(key, None)
         else:
-            changeable[key] = value
+            mapping[key] = value
 
 
-def _update_set(members: Set[_Key], change: Mapping[_Key, bool]) -> None:
+def _update_set(members: set[_Key], change: Mapping[_Key, bool]) -> None:
     for key, is_one in change.items():
-        changeable = cast(set[_Key], members)
-        (changeable.add if is_one else changeable.discard)(key)
+        (members.add if is_one else members.discard)(key)
 
 
 _Key = TypeVar("_Key")

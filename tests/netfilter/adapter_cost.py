@@ -38,7 +38,7 @@ def rules(services: int, *, refused: int = 0) -> RuleSet:
         for number in range(services)
     }
     made = rule_set(redirects, landing=("10.2.0.1",))
-    return replace(made, refused=frozenset(ProxyPort(Protocol.TCP, 10_000 + number) for number in range(refused)))
+    return replace(made, refused={ProxyPort(Protocol.TCP, 10_000 + number) for number in range(refused)})
 
 
 def cpu() -> float:

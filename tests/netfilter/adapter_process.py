@@ -59,8 +59,8 @@ def to_json(rules: RuleSet) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> RuleSet:
     """The inverse of `to_json`."""
 
-    def ports(name: str) -> frozenset[ProxyPort]:
-        return frozenset(ProxyPort(Protocol(protocol), port) for protocol, port in data[name])
+    def ports(name: str) -> set[ProxyPort]:
+        return {ProxyPort(Protocol(protocol), port) for protocol, port in data[name]}
 
     def destination(address: str, protocol: str, port: int) -> Destination:
         return Destination(parse_address(address), Protocol(protocol), port)

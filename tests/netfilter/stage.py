@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -207,8 +207,8 @@ def rule_set(
     internal: tuple[str, ...] = (),
     node_addresses: tuple[str, ...] = (),
     allowed: Mapping[Destination, tuple[str, ...]] | None = None,
-    refused: frozenset[ProxyPort] = frozenset(),
-    dropped: frozenset[ProxyPort] = frozenset(),
+    refused: Set[ProxyPort] = frozenset(),
+    dropped: Set[ProxyPort] = frozenset(),
     landing: tuple[str, ...] = (),
     bind: tuple[str, ...] = (),
 ) -> RuleSet:
@@ -219,9 +219,9 @@ def rule_set(
         internal_sources=frozenset(internal),
         node_addresses=frozenset(map(Address, node_addresses)),
         allowed_sources={key: frozenset(cidrs) for key, cidrs in (allowed or {}).items()},
-        proxy_ports=frozenset(ProxyPort(key.protocol, port) for key, port in (*redirects.items(), *own.items())),
-        refused=refused,
-        dropped=dropped,
+        proxy_ports={ProxyPort(key.protocol, port) for key, port in (*redirects.items(), *own.items())},
+        refused=set(refused),
+        dropped=set(dropped),
         landing={family_of(Address(text)): Address(text) for text in landing},
         bind={family_of(Address(text)): Address(text) for text in bind},
     )

@@ -40,8 +40,8 @@ RULES = rule_set(
     internal=("10.3.0.0/16",),
     node_addresses=("10.2.0.1", "127.0.0.1", "fd00:2::1"),
     allowed={LB: ("10.2.0.0/24", "10.9.0.0/16")},
-    refused=frozenset({ProxyPort(Protocol.UDP, 7002)}),
-    dropped=frozenset({ProxyPort(Protocol.TCP, 7003)}),
+    refused={ProxyPort(Protocol.UDP, 7002)},
+    dropped={ProxyPort(Protocol.TCP, 7003)},
     landing=("10.2.0.1", "fd00:2::1"),
 )
 
@@ -124,7 +124,7 @@ def test_rules_of_an_earlier_run_are_removed_by_the_first_apply(
     wanted = dump(network.node)
     adapter.apply(RULES)
     stale = rule_set({WEB: 7004, destination("10.96.7.9", Protocol.TCP): 7005}, landing=("10.3.0.1",))
-    adapter.apply(replace(stale, refused=frozenset({ProxyPort(Protocol.TCP, 7005)})))
+    adapter.apply(replace(stale, refused={ProxyPort(Protocol.TCP, 7005)}))
     next_instance = Adapter(network.node, adapter.name, env=environment)
     assert next_instance.apply(rule_set({WEB: 7009}), verify=True)
     text = dump(network.node)

@@ -252,7 +252,7 @@ async def test_no_endpoints_any_more(stage: Stage, family: Family, answer: str) 
     outside, of_the_node = stage.client(VIP[family]), stage.client(VIP[family], host=stage.node)
     unconcerned = stage.client(OTHER_VIP[family])
     assert outside.settles_on("pong 7001")
-    port = frozenset({ProxyPort(Protocol.UDP, 7001)})
+    port = {ProxyPort(Protocol.UDP, 7001)}
     closed = stage.apply(replace(serves, refused=port) if answer == "refused" else replace(serves, dropped=port))
     assert outside.settles_on("pong 7001"), "the guard looks at first packets"
     await stage.reconcile(serves, closed, stale=[outside, of_the_node])

@@ -124,9 +124,9 @@ table ip theirs {
 def test_refused_and_dropped_stay_so(network: Network, adapter: Adapter) -> None:
     port = ProxyPort(Protocol.TCP, 7001)
     with transparent(), serving(network.node, Protocol.TCP, 7001, Family.IPV4):
-        adapter.apply(replace(rules(), refused=frozenset({port})), verify=True)
+        adapter.apply(replace(rules(), refused={port}), verify=True)
         assert attempt(network.client, VIP[Family.IPV4], Protocol.TCP, 80) == REFUSED
-        adapter.apply(replace(rules(), dropped=frozenset({port})))
+        adapter.apply(replace(rules(), dropped={port}))
         assert attempt(network.client, VIP[Family.IPV4], Protocol.TCP, 80, patience_s=0.3) == SILENT
         adapter.apply(rules())
         assert attempt(network.client, VIP[Family.IPV4], Protocol.TCP, 80) == ANSWERED

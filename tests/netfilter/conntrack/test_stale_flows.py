@@ -37,12 +37,12 @@ def tcp(address: str, port: int = 53) -> Destination:
     return Destination(Address(address), Protocol.TCP, port)
 
 
-def ports(*numbers: int) -> frozenset[ProxyPort]:
-    return frozenset(ProxyPort(Protocol.UDP, number) for number in numbers)
+def ports(*numbers: int) -> set[ProxyPort]:
+    return {ProxyPort(Protocol.UDP, number) for number in numbers}
 
 
 def rules(redirects: Mapping[Destination, int], own: Mapping[Destination, int] | None = None, **more: Any) -> RuleSet:
-    guarded = frozenset(ProxyPort(key.protocol, port) for key, port in redirects.items())
+    guarded = {ProxyPort(key.protocol, port) for key, port in redirects.items()}
     every = {**from_anywhere(redirects), **from_node(own or {})}
     return replace(RuleSet(redirects=every, proxy_ports=guarded, landing=LANDING), **more)
 
@@ -136,7 +136,7 @@ IN_USER_SPACE = replace(SERVED, spreads={Traffic(udp(VIP)): Spread("dns", (), (T
             "its namesake of TCP is refused",
             flow(VIP, NODE, 7001),
             SERVED,
-            replace(SERVED, refused=frozenset({ProxyPort(Protocol.TCP, 7001)})),
+            replace(SERVED, refused={ProxyPort(Protocol.TCP, 7001)}),
             False,
         ),
         ("served again", flow(VIP, NODE, 7001), replace(SERVED, refused=ports(7001)), SERVED, False),
@@ -228,7 +228,7 @@ def test_stale(why: str, it: TrackedFlow, before: RuleSet | None, now: RuleSet, 
         (SERVED, SERVED),
         (SERVED, replace(SERVED, redirects=dict(SERVED.redirects))),
         (SERVED, replace(SERVED, redirects={**SERVED.redirects, Traffic(tcp(VIP)): 7009})),
-        (SERVED, replace(SERVED, refused=frozenset({ProxyPort(Protocol.TCP, 7001)}))),
+        (SERVED, replace(SERVED, refused={ProxyPort(Protocol.TCP, 7001)})),
         (replace(SERVED, refused=ports(7001)), SERVED),
         (replace(SERVED, dropped=ports(7001)), SERVED),
         (replace(SERVED, proxy_ports=ports(7001, 7002)), SERVED),
@@ -307,7 +307,7 @@ redirects = st.dictionaries(
     st.builds(Traffic, destinations, st.sampled_from(Origin)), st.sampled_from(PROXY_PORTS), max_size=6
 )
 some_networks = st.frozensets(st.sampled_from(NETWORKS), max_size=2)
-some_ports = st.frozensets(
+some_ports = st.sets(
     st.builds(ProxyPort, st.sampled_from([Protocol.UDP, Protocol.UDP, Protocol.TCP]), st.sampled_from(PROXY_PORTS)),
     max_size=1,
 )
@@ -317,7 +317,7 @@ rule_sets = st.builds(
     internal_sources=some_networks,
     node_addresses=st.frozensets(st.sampled_from([NODE, SECOND_NODE_ADDRESS])),
     allowed_sources=st.one_of(st.just({}), st.dictionaries(destinations, some_networks, max_size=2)),
-    proxy_ports=st.just(frozenset(ProxyPort(Protocol.UDP, port) for port in PROXY_PORTS)) | some_ports,
+    proxy_ports=st.builds(lambda: {ProxyPort(Protocol.UDP, port) for port in PROXY_PORTS}) | some_ports,
     refused=some_ports,
     dropped=some_ports,
     landing=st.sampled_from([{}, {Family.IPV4: NODE}, {Family.IPV4: OLD_NODE_ADDRESS}]),
@@ -478,7 +478,7 @@ RECORD6 = bytes.fromhex(
 
 def _consistent(it: RuleSet) -> RuleSet:
     """With the proxy ports that its redirects have. Only these refuse or drop."""
-    led = frozenset(ProxyPort(to.protocol, port) for (to, _), port in it.redirects.items())
+    led = {ProxyPort(to.protocol, port) for (to, _), port in it.redirects.items()}
     return replace(it, proxy_ports=led, refused=it.refused & led, dropped=it.dropped & led)
 
 

@@ -66,7 +66,7 @@ def test_landing_changes_the_container_chain_and_bind_both() -> None:
 
 def test_dropping_wins_over_refusing_and_both_are_guarded() -> None:
     port = ProxyPort(Protocol.TCP, 7001)
-    chains = chains_of(RuleSet(refused=frozenset({port}), dropped=frozenset({port})), Family.IPV4)[FILTER]
+    chains = chains_of(RuleSet(refused={port}, dropped={port}), Family.IPV4)[FILTER]
     drop = iptables_entry.rule(
         Family.IPV4, iptables_entry.jump("DROP"), iptables_entry.match_port(*port), protocol=Protocol.TCP
     )
@@ -180,7 +180,7 @@ def test_a_proxy_port_that_is_the_services_own_is_not_guarded_but_refuses() -> N
         for number in (7001, 7002)
     }
     assert chains_of(rules, Family.IPV4)[FILTER][PROXY_DIRECT] == frozenset({drop[7002]})
-    rules = replace(rules, dropped=frozenset({port}))
+    rules = replace(rules, dropped={port})
     assert chains_of(rules, Family.IPV4)[FILTER][PROXY_DIRECT] == frozenset(drop.values())
 
 

@@ -71,7 +71,7 @@ def test_a_redirect_is_replaced_within_one_step() -> None:
 
 def test_refusing_touches_no_redirect() -> None:
     serving = rule_set({WEB: 7001})
-    port = frozenset({ProxyPort(Protocol.TCP, 7001)})
+    port = {ProxyPort(Protocol.TCP, 7001)}
     assert difference(have(serving), replace(serving, refused=port)) == [
         "add element inet kubeproxy refused { tcp . 7001 }\n",
         "add element inet kubeproxy refusals4 { 10.96.0.1 . tcp . 80 }\n",
@@ -132,9 +132,7 @@ destinations = st.builds(
 traffic = st.builds(Traffic, destinations, st.sampled_from([Origin.ANYWHERE, Origin.ANYWHERE, Origin.NODE]))
 addresses = st.sampled_from(["10.2.0.1", "127.0.0.1", "fd00::1", "::1"]).map(Address)
 cidrs = st.frozensets(st.sampled_from(["10.3.0.0/16", "10.3.7.0/24", "10.4.0.0/16", "10.9.9.9/32", "fd00:3::/32"]))
-proxy_ports = st.frozensets(
-    st.builds(ProxyPort, st.sampled_from([Protocol.TCP, Protocol.UDP]), st.integers(7001, 7003))
-)
+proxy_ports = st.sets(st.builds(ProxyPort, st.sampled_from([Protocol.TCP, Protocol.UDP]), st.integers(7001, 7003)))
 TARGETS = {
     family: [Target(Address(f"{prefix}{number}"), port) for number in range(1, 5) for port in (80, 81)]
     for family, prefix in ((Family.IPV4, "10.0.0."), (Family.IPV6, "fd00:9::"))
@@ -616,8 +614,8 @@ def listing(rules: RuleSet) -> Listing:
 
 FULL = rule_set(
     {WEB: 7001, DNS: 7002, WEB6: 7003, NODE_PORT: 7001, NODE_PORT6: 7003},
-    refused=frozenset({ProxyPort(Protocol.TCP, 7001)}),
-    dropped=frozenset({ProxyPort(Protocol.UDP, 7002)}),
+    refused={ProxyPort(Protocol.TCP, 7001)},
+    dropped={ProxyPort(Protocol.UDP, 7002)},
     own={WEB: 7004, NODE_PORT: 7005},
     node_addresses=("10.2.0.1", "127.0.0.1", "fd00:2::1"),
     internal=("10.3.0.0/16", "10.9.9.9", "fd00:3::/32"),
@@ -713,9 +711,9 @@ def test_stale_elements_are_removed() -> None:
     rest = replace(
         FULL,
         redirects={Traffic(WEB): 7001},
-        proxy_ports=frozenset({ProxyPort(Protocol.TCP, 7001)}),
-        refused=frozenset(),
-        dropped=frozenset(),
+        proxy_ports={ProxyPort(Protocol.TCP, 7001)},
+        refused=set(),
+        dropped=set(),
     )
     steps = difference(table_of(listing(FULL)), rest)
     text = "".join(steps)

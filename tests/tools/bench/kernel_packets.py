@@ -42,7 +42,7 @@ def rule_set() -> RuleSet:
     destination = Destination(Address(SERVICE[0]), Protocol.TCP, SERVICE[1])
     return RuleSet(
         redirects={Traffic(destination): _PROXY_PORT},
-        proxy_ports=frozenset({ProxyPort(Protocol.TCP, _PROXY_PORT)}),
+        proxy_ports={ProxyPort(Protocol.TCP, _PROXY_PORT)},
         spreads={Traffic(destination): spread},
         hairpins={Address(ENDPOINT[0])},
         node_addresses=frozenset({Address("10.2.0.1")}),

@@ -34,7 +34,7 @@ def rule_set(services: int, endpoints: int = 10, *, spread: bool) -> RuleSet:
         redirects[traffic] = 10_000 + number
         targets = tuple(_target(number * endpoints + index) for index in range(endpoints))
         spreads[traffic] = Spread(f"namespace-{number % 100}/service-{number}:http", targets, targets)
-    ports = frozenset(ProxyPort(Protocol.TCP, port) for port in redirects.values())
+    ports = {ProxyPort(Protocol.TCP, port) for port in redirects.values()}
     return RuleSet(redirects=redirects, spreads=spreads if spread else {}, proxy_ports=ports)
 
 
