@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kubeproxy.cli import main
-from tests.commands.create.server import WriteServer
+from tests.support.apiserver import ApiServer, Fault, command_cluster
 from tests.support.web_server import in_thread
 
 PROGRAM = str(Path(sys.executable).with_name("kubeproxy"))
@@ -22,8 +22,8 @@ MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\n"
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteServer]:
-    with in_thread(WriteServer()) as found:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    with in_thread(ApiServer(command_cluster(), tokens={"good"})) as found:
         config = {
             "current-context": "it",
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
@@ -37,9 +37,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteSer
         yield found
 
 
-def created(server: WriteServer) -> list[str]:
+def created(server: ApiServer) -> list[str]:
     """Return the names of the ConfigMaps, in the order of their creation."""
-    return server.names("configmaps")
+    return server.cluster.names("configmaps")
 
 
 def run(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -48,17 +48,17 @@ def run(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_files_and_standard_input(server: WriteServer, tmp_path: Path) -> None:
+def test_files_and_standard_input(server: ApiServer, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MAP % "a")
     done = run("-f", "a.yaml", "-f=-", "-o", "name", stdin=MAP % "b")
     assert (done.returncode, done.stdout, done.stderr) == (0, "configmap/a\nconfigmap/b\n", "")
     assert created(server) == ["a", "b"]
 
 
-def test_raw(server: WriteServer) -> None:
+def test_raw(server: ApiServer) -> None:
     path = "/api/v1/namespaces/default/configmaps"
     done = run("--raw", path, "-f", "-", stdin=json.dumps({"kind": "ConfigMap", "metadata": {"name": "r"}}))
-    assert (done.returncode, json.loads(done.stdout)) == (0, server.objects[f"{path}/r"])
+    assert (done.returncode, json.loads(done.stdout)["kind"], created(server)) == (0, "ConfigMap", ["r"])
 
 
 Said = tuple[int, str, str]
@@ -77,7 +77,7 @@ def create(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
-def test_edit(server: WriteServer, create: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edit(server: ApiServer, create: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(MAP % "a")
     monkeypatch.setenv("KUBE_EDITOR", "sed -i s/'name: a'/'name: edited'/")
     assert create("-f", "a.yaml", "--edit") == (0, "configmap/edited created\n", "")
@@ -90,8 +90,8 @@ def test_edit(server: WriteServer, create: Command, tmp_path: Path, monkeypatch:
     assert created(server) == ["edited"]
 
 
-def test_flags_as_kubectl_takes_them(server: WriteServer, create: Command, tmp_path: Path) -> None:
-    server.tokens.add("secret")
+def test_flags_as_kubectl_takes_them(server: ApiServer, create: Command, tmp_path: Path) -> None:
+    server.tokens = {"good", "secret"}
     (tmp_path / "a.yaml").write_text(MAP % "a")
     code, out, err = create(
         "-f=a.yaml", "--dry_run=client", "--save-config=true", "--validate", "--edit=false", "-ojson"
@@ -148,7 +148,7 @@ def test_help_imports_no_client() -> None:
     assert done.stderr == "[]\n"
 
 
-def test_creating_imports_neither_the_large_client_nor_the_daemon(server: WriteServer, tmp_path: Path) -> None:
+def test_creating_imports_neither_the_large_client_nor_the_daemon(server: ApiServer, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MAP % "a")
     heavy = ("kubernetes_asyncio", "structlog", "iptc", "prometheus_client", "kubeproxy.daemon", "kubeproxy.proxier")
     script = (
@@ -159,8 +159,8 @@ def test_creating_imports_neither_the_large_client_nor_the_daemon(server: WriteS
     assert (done.stdout, done.stderr) == ("configmap/a created\n", "[]\n")
 
 
-def test_an_interrupt_ends_it_and_tells_what_is_left(server: WriteServer, tmp_path: Path) -> None:
-    server.delay_s = 0.1
+def test_an_interrupt_ends_it_and_tells_what_is_left(server: ApiServer, tmp_path: Path) -> None:
+    server.inject(Fault(kind="slow", method="POST", delay_s=0.1, times=-1))
     (tmp_path / "many.yaml").write_text("---\n".join(MAP % f"c{number}" for number in range(500)))
     process = subprocess.Popen(
         [PROGRAM, "create", "-f", "many.yaml"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_it_and_tells_what_is_left(server: WriteServer, tmp_pa
     assert out.splitlines() == [f"configmap/{name} created" for name in created(server)[1:]]
 
 
-def test_an_interrupt_while_standard_input_is_waited_for(server: WriteServer) -> None:
+def test_an_interrupt_while_standard_input_is_waited_for(server: ApiServer) -> None:
     process = subprocess.Popen(
         [PROGRAM, "create", "-f", "-"],
         stdin=subprocess.PIPE,
@@ -197,8 +197,8 @@ def test_an_interrupt_while_standard_input_is_waited_for(server: WriteServer) ->
     assert err.startswith("interrupted: ")
 
 
-def test_progress_is_shown_on_a_terminal(server: WriteServer, tmp_path: Path) -> None:
-    server.delay_s = 0.3
+def test_progress_is_shown_on_a_terminal(server: ApiServer, tmp_path: Path) -> None:
+    server.inject(Fault(kind="slow", method="POST", delay_s=0.3, times=-1))
     (tmp_path / "many.yaml").write_text("---\n".join(MAP % f"c{number}" for number in range(12)))
     leader, follower = pty.openpty()
     try:
@@ -217,7 +217,7 @@ def test_progress_is_shown_on_a_terminal(server: WriteServer, tmp_path: Path) ->
     assert shown.endswith("\r\x1b[K")
 
 
-def test_a_reader_that_goes_away_is_no_traceback(server: WriteServer, tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_is_no_traceback(server: ApiServer, tmp_path: Path) -> None:
     (tmp_path / "many.yaml").write_text("---\n".join(MAP % f"c{number}" for number in range(200)))
     done = subprocess.run(
         ["sh", "-c", f"{PROGRAM} create -f many.yaml -o yaml | head -1"],
@@ -230,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_traceback(server: WriteServer, tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_long_stream_takes_no_more_memory_than_a_short_one(server: WriteServer, tmp_path: Path) -> None:
+def test_a_long_stream_takes_no_more_memory_than_a_short_one(server: ApiServer, tmp_path: Path) -> None:
     def most_kib(count: int) -> int:
         path = tmp_path / f"{count}.yaml"
         path.write_text("---\n".join(MAP % f"c{number}" for number in range(count)))

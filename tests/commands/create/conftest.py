@@ -14,13 +14,13 @@ from kubeproxy.commands.create.command import create
 from kubeproxy.commands.create.options import CreateOptions
 from kubeproxy.commands.create.report import Report
 from kubeproxy.kubernetes.client.kubeconfig import Overrides
-from tests.commands.create.server import WriteServer
+from tests.support.apiserver import ApiServer, command_cluster
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[WriteServer]:
+async def server() -> AsyncIterator[ApiServer]:
     """As kube-apiserver 1.36."""
-    async with WriteServer() as found:
+    async with ApiServer(command_cluster(), tokens={"good"}) as found:
         yield found
 
 
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("HOME", str(tmp_path))
 
     async def runs(
-        server: WriteServer, text: str | bytes = b"", *, client: dict[str, Any] | None = None, **more: Any
+        server: ApiServer, text: str | bytes = b"", *, client: dict[str, Any] | None = None, **more: Any
     ) -> Ran:
         path = tmp_path / "it.yaml"
         path.write_bytes(text.encode() if isinstance(text, str) else text)

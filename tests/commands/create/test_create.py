@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +18,8 @@ from kubeproxy.commands.create import send
 from kubeproxy.commands.create.options import DryRun, Validation
 from kubeproxy.commands.interruption import SIGNALLED
 from tests.commands.create.conftest import Run, config_map
-from tests.commands.create.server import WriteServer, cut_fault, garbage_fault, status_fault
+from tests.support.apiserver import V1_20, V1_36, ApiServer, Fault, Version
+from tests.support.apiserver.answers import hang_up
 
 NAMESPACE = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n"
 DEFINITION = """---
@@ -33,32 +36,39 @@ WIDGET = "---\napiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w}\nsp
 PATH = "/api/v1/namespaces/default/configmaps"
 
 
-async def test_objects_are_created_in_their_order_each_with_a_line(server: WriteServer, run: Run) -> None:
+def made(server: ApiServer, name: str) -> Mapping[str, Any]:
+    """Return a ConfigMap as the server has it."""
+    found = server.cluster.get("configmaps", "default", name)
+    assert found is not None
+    return found
+
+
+async def test_objects_are_created_in_their_order_each_with_a_line(server: ApiServer, run: Run) -> None:
     deployment = "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec: {}\n"
     done = await run(server, config_map("b") + deployment + config_map("a"))
     assert (done.status, done.err) == (0, "")
     assert done.lines == ["configmap/b created", "deployment.apps/web created", "configmap/a created"]
-    assert server.names("configmaps") == ["b", "a"]
-    stored = server.objects[f"{PATH}/b"]
+    assert server.cluster.names("configmaps") == ["b", "a"]
+    stored = made(server, "b")
     assert stored["metadata"]["namespace"] == "default"
     assert stored["metadata"]["managedFields"][0]["manager"] == "kubeproxy-create"
 
 
-async def test_a_broken_document_costs_none_of_the_others(server: WriteServer, run: Run) -> None:
+async def test_a_broken_document_costs_none_of_the_others(server: ApiServer, run: Run) -> None:
     text = config_map("a") + "---\nkind: [\n" + config_map("b") + "---\n- 1\n" + config_map("c")
     done = await run(server, text)
     assert done.status == 1
-    assert server.names("configmaps") == ["a", "b", "c"]
+    assert server.cluster.names("configmaps") == ["a", "b", "c"]
     first, second = done.err.splitlines()
     assert first.startswith("error parsing it.yaml: did not find expected node content (document 2, line ")
     assert second.startswith('unable to decode "it.yaml": found a list; allowed: an object')
 
 
-@pytest.mark.parametrize("modern", [True, False])
+@pytest.mark.parametrize("version", [V1_36, V1_20], ids=["new", "old"])
 async def test_bad_objects_are_reported_with_their_place_and_the_others_created(
-    server: WriteServer, run: Run, modern: bool
+    server: ApiServer, run: Run, version: Version
 ) -> None:
-    server.modern = modern
+    server.version = version
     text = "".join(
         [
             config_map("first"),
@@ -68,13 +78,13 @@ async def test_bad_objects_are_reported_with_their_place_and_the_others_created(
             config_map("label", metadata={"labels": {"a": 1}}),
             config_map("BAD"),
             config_map("large", data={"x": "x" * (2 << 20)}),
-            config_map("list", data=["x"]) if not modern else "",
+            config_map("list", data=["x"]) if version is V1_20 else "",
             config_map("last"),
         ]
     )
     done = await run(server, text)
     assert done.status == 1
-    assert server.names("configmaps") == ["first", "last"]
+    assert server.cluster.names("configmaps") == ["first", "last"]
     said = done.err
     assert 'no matches for kind "Gadget" in version "v1" (document 2, line 4)\nensure CRDs are installed first' in said
     assert 'unknown field "foo"' in said
@@ -82,10 +92,10 @@ async def test_bad_objects_are_reported_with_their_place_and_the_others_created(
     assert "metadata.labels.a: found the number 1; allowed: a text; put it in quotes" in said
     assert 'Error from server (Invalid): error when creating "it.yaml": ConfigMap "BAD" is invalid' in said
     assert "must have at most 1048576 bytes" in said
-    assert ('got "array", expected "map"' in said) is not modern
+    assert ('got "array", expected "map"' in said) is (version is V1_20)
 
 
-async def test_one_error_alone_is_worded_as_kubectl_words_it(server: WriteServer, run: Run) -> None:
+async def test_one_error_alone_is_worded_as_kubectl_words_it(server: ApiServer, run: Run) -> None:
     assert (await run(server, config_map("BAD"))).err == (
         'The ConfigMap "BAD" is invalid: metadata.name: Invalid value: "BAD": a lowercase RFC 1123 subdomain\n'
     )
@@ -100,15 +110,15 @@ async def test_one_error_alone_is_worded_as_kubectl_words_it(server: WriteServer
     )
 
 
-async def test_nothing_in_a_file_is_an_error(server: WriteServer, run: Run) -> None:
+async def test_nothing_in_a_file_is_an_error(server: ApiServer, run: Run) -> None:
     for text in ("", "# only a comment\n---\n---\n", "null\n"):
         done = await run(server, text)
         assert (done.status, done.err) == (1, "error: no objects passed to create\n")
 
 
-@pytest.mark.parametrize("modern", [True, False])
-async def test_unknown_fields_are_an_error_a_warning_or_nothing(server: WriteServer, run: Run, modern: bool) -> None:
-    server.modern = modern
+@pytest.mark.parametrize("version", [V1_36, V1_20], ids=["new", "old"])
+async def test_unknown_fields_are_an_error_a_warning_or_nothing(server: ApiServer, run: Run, version: Version) -> None:
+    server.version = version
     strict = await run(server, config_map("a", foo="bar"))
     assert strict.status == 1
     assert 'unknown field "foo"' in strict.err
@@ -118,35 +128,37 @@ async def test_unknown_fields_are_an_error_a_warning_or_nothing(server: WriteSer
     assert 'unknown field "foo"' in warned.err
     ignored = await run(server, config_map("b", foo="bar"), validation=Validation.IGNORE)
     assert (ignored.status, ignored.err) == (0, "")
-    assert "foo" not in server.objects[f"{PATH}/b"]
+    assert "foo" not in made(server, "b")
 
 
-async def test_the_cached_schema_is_asked_for_again_before_a_field_is_refused(server: WriteServer, run: Run) -> None:
-    server.modern = False
+async def test_the_cached_schema_is_asked_for_again_before_a_field_is_refused(server: ApiServer, run: Run) -> None:
+    server.version = V1_20
     assert (await run(server, config_map("a"))).status == 0
     assert (await run(server, config_map("b"))).status == 0
-    asked = [path for _, path in server.requests if path == "/openapi/v2"]
+    asked = [it for it in server.requests if it.path == "/openapi/v2"]
     assert len(asked) == 1
     assert (await run(server, config_map("c", foo=1))).status == 1
-    assert len([path for _, path in server.requests if path == "/openapi/v2"]) == 2
+    assert len([it for it in server.requests if it.path == "/openapi/v2"]) == 2
 
 
 # Discovery
 
 
-async def test_discovery_is_cached_and_asked_again_for_what_is_missing(server: WriteServer, run: Run) -> None:
+async def test_discovery_is_cached_and_asked_again_for_what_is_missing(server: ApiServer, run: Run) -> None:
     await run(server, config_map("a"))
     server.requests.clear()
     await run(server, config_map("b"))
-    assert server.requests == [("POST", f"{PATH}?fieldManager=kubeproxy-create&fieldValidation=Strict")]
+    (asked,) = server.requests
+    assert (asked.method, asked.path) == ("POST", PATH)
+    assert asked.query == {"fieldManager": "kubeproxy-create", "fieldValidation": "Strict"}
     done = await run(server, WIDGET)
     assert 'no matches for kind "Widget" in version "example.com/v1"' in done.err
-    assert ("GET", "/apis") in server.requests
+    assert "/apis" in [it.path for it in server.requests]
 
 
-@pytest.mark.parametrize("modern", [True, False])
-async def test_a_resource_defined_in_the_same_file_is_waited_for(server: WriteServer, run: Run, modern: bool) -> None:
-    server.modern, server.established_s = modern, 0.4
+@pytest.mark.parametrize("version", [V1_36, V1_20], ids=["new", "old"])
+async def test_a_resource_defined_in_the_same_file_is_waited_for(server: ApiServer, run: Run, version: Version) -> None:
+    server.version, server.cluster.established_s = version, 0.4
     done = await run(server, DEFINITION + WIDGET + config_map("after"))
     assert (done.status, done.err) == (0, "")
     assert done.lines == [
@@ -157,20 +169,20 @@ async def test_a_resource_defined_in_the_same_file_is_waited_for(server: WriteSe
 
 
 async def test_a_definition_that_never_gets_ready_is_reported(
-    server: WriteServer, run: Run, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kubeproxy.commands.create.established.WAIT_S", 0.3)
-    server.established_s = 60
+    server.cluster.established_s = 60
     done = await run(server, DEFINITION + WIDGET + config_map("after"))
     assert done.status == 1
     assert 'no matches for kind "Widget"' in done.err
-    assert server.names("configmaps") == ["after"]
+    assert server.cluster.names("configmaps") == ["after"]
 
 
 # Namespaces
 
 
-async def test_a_namespace_flag_must_not_contradict_the_object(server: WriteServer, run: Run) -> None:
+async def test_a_namespace_flag_must_not_contradict_the_object(server: ApiServer, run: Run) -> None:
     text = config_map("a", metadata={"namespace": "other"}) + config_map("b") + NAMESPACE
     done = await run(server, text, client={"namespace": "default"})
     assert done.status == 1
@@ -181,9 +193,9 @@ async def test_a_namespace_flag_must_not_contradict_the_object(server: WriteServ
     )
 
 
-async def test_a_namespace_that_is_being_deleted_takes_nothing_new(server: WriteServer, run: Run) -> None:
+async def test_a_namespace_that_is_being_deleted_takes_nothing_new(server: ApiServer, run: Run) -> None:
     await run(server, NAMESPACE)
-    server.objects["/api/v1/namespaces/shop"]["status"] = {"phase": "Terminating"}
+    server.cluster.put("namespaces", {"metadata": {"name": "shop"}, "status": {"phase": "Terminating"}})
     done = await run(server, config_map("a"), client={"namespace": "shop"})
     assert done.status == 1
     assert "because it is being terminated" in done.err
@@ -192,7 +204,7 @@ async def test_a_namespace_that_is_being_deleted_takes_nothing_new(server: Write
 # Lists, selectors, several files
 
 
-async def test_lists_are_flattened_breadth_first(server: WriteServer, run: Run) -> None:
+async def test_lists_are_flattened_breadth_first(server: ApiServer, run: Run) -> None:
     def item(name: str) -> dict[str, object]:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
 
@@ -201,11 +213,11 @@ async def test_lists_are_flattened_breadth_first(server: WriteServer, run: Run) 
     outer = {"apiVersion": "v1", "kind": "List", "items": [item("a"), inner, {"kind": "Nope"}, item("b"), typed]}
     done = await run(server, json.dumps(outer))
     assert done.status == 1
-    assert server.names("configmaps") == ["a", "b", "c", "d", "e"]
+    assert server.cluster.names("configmaps") == ["a", "b", "c", "d", "e"]
     assert "(document 1, line 1, items[2])" in done.err
 
 
-async def test_a_selector_leaves_the_others_out(server: WriteServer, run: Run) -> None:
+async def test_a_selector_leaves_the_others_out(server: ApiServer, run: Run) -> None:
     text = config_map("a", metadata={"labels": {"app": "x"}}) + config_map("b")
     assert (await run(server, text, selector="app in (x,y)")).lines == ["configmap/a created"]
     wrong = await run(server, text, selector="app in")
@@ -213,24 +225,24 @@ async def test_a_selector_leaves_the_others_out(server: WriteServer, run: Run) -
     assert 'the provided selector "app in" is not valid' in wrong.err
 
 
-async def test_wrong_arguments_are_reported_before_any_creation(server: WriteServer, run: Run, tmp_path: Path) -> None:
+async def test_wrong_arguments_are_reported_before_any_creation(server: ApiServer, run: Run, tmp_path: Path) -> None:
     good = tmp_path / "good.yaml"
     good.write_text(config_map("a"))
     done = await run(server, filenames=(str(good), "/nowhere/x.yaml", "-", "-"), selector="!!")
     assert done.status == 1
     assert len(done.err.splitlines()) == 3
-    assert server.writes == 0
+    assert server.counts["create"] == 0
 
 
 # Output
 
 
-async def test_what_is_printed_of_objects(server: WriteServer, run: Run) -> None:
+async def test_what_is_printed_of_objects(server: ApiServer, run: Run) -> None:
     generated = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {generateName: g-}\n"
     assert (await run(server, config_map("n"), output="name")).out == "configmap/n\n"
-    assert (await run(server, generated)).out == "configmap/g-00001 created\n"
+    assert (await run(server, generated)).out == "configmap/g-00003 created\n"
     assert (await run(server, generated, dry_run=DryRun.CLIENT)).out == "configmap/<unknown> created (dry run)\n"
-    assert (await run(server, generated, dry_run=DryRun.SERVER)).out == "configmap/g-00002 created (server dry run)\n"
+    assert (await run(server, generated, dry_run=DryRun.SERVER)).out == "configmap/g-00004 created (server dry run)\n"
     path = await run(server, config_map("p"), output="jsonpath={.kind} {.metadata.name}{'\\n'}")
     assert path.out == "ConfigMap p\n"
     both = await run(server, config_map("y") + config_map("z"), output="yaml")
@@ -240,26 +252,25 @@ async def test_what_is_printed_of_objects(server: WriteServer, run: Run) -> None
     assert json.loads(shown.out)["metadata"]["managedFields"]
 
 
-async def test_a_dry_run_of_the_client_sends_nothing(server: WriteServer, run: Run) -> None:
+async def test_a_dry_run_of_the_client_sends_nothing(server: ApiServer, run: Run) -> None:
     done = await run(server, config_map("a") + config_map("b", foo=1), dry_run=DryRun.CLIENT, output="name")
     assert done.out == "configmap/a\n"
     assert 'unknown field "foo"' in done.err
-    assert [method for method, _ in server.requests if method == "POST"] == []
+    assert [it for it in server.requests if it.method == "POST"] == []
 
 
-async def test_what_is_kept_in_annotations(server: WriteServer, run: Run) -> None:
+async def test_what_is_kept_in_annotations(server: ApiServer, run: Run) -> None:
     text = config_map("a", data={"k": "<&"}, metadata={"resourceVersion": "7"})
-    await run(server, text, save_config=True, record="kubeproxy create --filename=x")
-    metadata = server.objects[f"{PATH}/a"]["metadata"]
-    kept = metadata["annotations"]["kubectl.kubernetes.io/last-applied-configuration"]
-    assert "resourceVersion" not in metadata
+    done = await run(server, text, save_config=True, record="kubeproxy create --filename=x")
+    assert done.status == 0, "no version was sent"
+    kept = made(server, "a")["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"]
     assert kept == (
         '{"apiVersion":"v1","data":{"k":"\\u003c\\u0026"},"kind":"ConfigMap","metadata":{"annotations":'
         '{"kubernetes.io/change-cause":"kubeproxy create --filename=x"},"name":"a","namespace":"default"}}\n'
     )
 
 
-async def test_warnings_are_printed_once_and_may_count_as_errors(server: WriteServer, run: Run) -> None:
+async def test_warnings_are_printed_once_and_may_count_as_errors(server: ApiServer, run: Run) -> None:
     def warned(name: str) -> str:
         return config_map(name, metadata={"annotations": {"warn": 'old "version"'}})
 
@@ -273,8 +284,8 @@ async def test_warnings_are_printed_once_and_may_count_as_errors(server: WriteSe
 # Beyond kubectl
 
 
-async def test_sorting_puts_first_what_others_need(server: WriteServer, run: Run) -> None:
-    server.established_s = 0.2
+async def test_sorting_puts_first_what_others_need(server: ApiServer, run: Run) -> None:
+    server.cluster.established_s = 0.2
     account = "---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {name: s, namespace: shop}\n"
     text = WIDGET + config_map("c", metadata={"namespace": "shop"}) + account + DEFINITION + NAMESPACE
     done = await run(server, text, sort=True)
@@ -288,18 +299,18 @@ async def test_sorting_puts_first_what_others_need(server: WriteServer, run: Run
     ]
 
 
-async def test_existing_objects_may_be_skipped(server: WriteServer, run: Run) -> None:
+async def test_existing_objects_may_be_skipped(server: ApiServer, run: Run) -> None:
     await run(server, config_map("a", data={"k": "old"}))
     done = await run(server, config_map("a", data={"k": "new"}) + config_map("b"), skip_existing=True)
     assert (done.status, done.err) == (0, "")
     assert done.lines == ["configmap/a already exists, skipped", "configmap/b created"]
-    assert server.objects[f"{PATH}/a"]["data"] == {"k": "old"}
+    assert made(server, "a")["data"] == {"k": "old"}
     printed = await run(server, config_map("a"), skip_existing=True, output="jsonpath={.data.k}")
     assert printed.out == "old"
 
 
-async def test_parallel_creation_keeps_the_order_of_lines_and_of_errors(server: WriteServer, run: Run) -> None:
-    server.delay_s = 0.02
+async def test_parallel_creation_keeps_the_order_of_lines_and_of_errors(server: ApiServer, run: Run) -> None:
+    server.inject(Fault(kind="slow", method="POST", delay_s=0.02, times=-1))
     names = [f"c{number}" if number % 7 else f"BAD{number}" for number in range(40)]
     done = await run(server, "".join(config_map(name) for name in names), parallel=8)
     assert done.status == 1
@@ -310,8 +321,9 @@ async def test_parallel_creation_keeps_the_order_of_lines_and_of_errors(server: 
     assert 2 <= server.most_at_once <= 8
 
 
-async def test_parallel_creation_waits_for_what_others_depend_on(server: WriteServer, run: Run) -> None:
-    server.delay_s, server.established_s = 0.05, 0.1
+async def test_parallel_creation_waits_for_what_others_depend_on(server: ApiServer, run: Run) -> None:
+    server.inject(Fault(kind="slow", method="POST", delay_s=0.05, times=-1))
+    server.cluster.established_s = 0.1
     text = config_map("before") + NAMESPACE + config_map("in", metadata={"namespace": "shop"}) + DEFINITION + WIDGET
     done = await run(server, text + config_map("same") + config_map("same"), parallel=16)
     assert done.status == 1  # the second of the same name, and nothing else
@@ -323,96 +335,95 @@ async def test_parallel_creation_waits_for_what_others_depend_on(server: WriteSe
 # A server in trouble
 
 
-async def test_the_server_is_given_the_time_that_it_asks_for(server: WriteServer, run: Run) -> None:
-    server.faults += [status_fault(429, "TooManyRequests", "slow down", retry_after="0")] * 2
-    server.faults.append(status_fault(503, "ServiceUnavailable", "busy", retry_after="0"))
+async def test_the_server_is_given_the_time_that_it_asks_for(server: ApiServer, run: Run) -> None:
+    server.inject(Fault(method="POST", status=429, retry_after="0", times=2))
+    server.inject(Fault(method="POST", status=503, retry_after="0"))
     done = await run(server, config_map("a") + config_map("b"))
     assert (done.status, done.err) == (0, "")
-    assert server.names("configmaps") == ["a", "b"]
+    assert server.cluster.names("configmaps") == ["a", "b"]
 
 
-async def test_a_failure_without_retry_after_is_an_error_of_that_object(server: WriteServer, run: Run) -> None:
-    server.faults.append(status_fault(500, "InternalError", "etcd is full"))
+async def test_a_failure_without_retry_after_is_an_error_of_that_object(server: ApiServer, run: Run) -> None:
+    server.inject(Fault(method="POST"))
     done = await run(server, config_map("a") + config_map("b"))
     assert (done.status, done.out) == (1, "configmap/b created\n")
-    assert done.err == 'Error from server (InternalError): error when creating "it.yaml": etcd is full\n'
+    assert done.err == 'Error from server (InternalError): error when creating "it.yaml": injected\n'
 
 
-@pytest.mark.parametrize("carry_out", [True, False])
-async def test_a_create_that_was_cut_off_is_carried_out_once(server: WriteServer, run: Run, carry_out: bool) -> None:
-    server.faults.append(cut_fault(carry_out=carry_out))
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_create_that_was_cut_off_is_carried_out_once(server: ApiServer, run: Run, carried_out: bool) -> None:
+    server.inject(Fault(kind="drop", method="POST", carried_out=carried_out))
     done = await run(server, config_map("a") + config_map("b"))
     assert (done.status, done.err) == (0, "")
     assert done.lines == ["configmap/a created", "configmap/b created"]
-    assert server.writes == 2
+    assert server.counts["create"] == 2
 
 
-async def test_a_failed_answer_to_a_create_that_was_carried_out_is_found_out(server: WriteServer, run: Run) -> None:
-    server.faults.append(status_fault(504, "Timeout", "too slow", retry_after="0", carry_out=True))
+async def test_a_failed_answer_to_a_create_that_was_carried_out_is_found_out(server: ApiServer, run: Run) -> None:
+    server.inject(Fault(method="POST", status=504, retry_after="0", carried_out=True))
     done = await run(server, config_map("a"))
     assert (done.status, done.err, done.out) == (0, "", "configmap/a created\n")
-    assert server.writes == 1
+    assert server.counts["create"] == 1
 
 
-async def test_an_older_object_is_not_taken_for_the_one_that_was_cut_off(server: WriteServer, run: Run) -> None:
+async def test_an_older_object_is_not_taken_for_the_one_that_was_cut_off(server: ApiServer, run: Run) -> None:
     await run(server, config_map("a"))
-    server.objects[f"{PATH}/a"]["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
-    server.faults.append(cut_fault(carry_out=False))
+    old = made(server, "a")
+    old = {**old, "metadata": {**old["metadata"], "creationTimestamp": "2020-01-01T00:00:00Z"}}
+    server.cluster.put("configmaps", old, version=server.cluster.version + 1)
+    server.inject(Fault(kind="drop", method="POST"))
     done = await run(server, config_map("a"))
     assert done.status == 1
     assert "already exists" in done.err
 
 
-@pytest.mark.parametrize("carry_out", [True, False])
+@pytest.mark.parametrize("carried_out", [True, False])
 async def test_a_generated_name_that_was_cut_off_is_not_sent_again(
-    server: WriteServer, run: Run, carry_out: bool
+    server: ApiServer, run: Run, carried_out: bool
 ) -> None:
-    server.faults.append(cut_fault(carry_out=carry_out))
+    server.inject(Fault(kind="drop", method="POST", carried_out=carried_out))
     done = await run(server, "apiVersion: v1\nkind: ConfigMap\nmetadata: {generateName: g-}\n" + config_map("b"))
     assert done.status == 1
     assert "whether configmap/g-* was created is not known, and it is not sent again" in done.err
-    assert len([path for method, path in server.requests if method == "POST"]) <= 2
-    assert server.writes == int(carry_out) + server.names("configmaps").count("b")
+    assert len([it for it in server.requests if it.method == "POST"]) <= 2
+    assert server.counts["create"] == int(carried_out) + server.cluster.names("configmaps").count("b")
 
 
-async def test_a_server_that_comes_back_is_waited_for(server: WriteServer, run: Run) -> None:
+async def test_a_server_that_comes_back_is_waited_for(server: ApiServer, run: Run) -> None:
     tasks = []
 
-    async def vanish(request: web.Request, server: WriteServer) -> web.StreamResponse:
-        assert request.transport is not None
-        request.transport.abort()
+    async def vanish(request: web.Request) -> None:
+        server.before_post = None
+        hang_up(request)
         tasks.append(asyncio.get_running_loop().create_task(_away(server, 1.0)))
-        return web.Response()
+        await asyncio.Event().wait()
 
-    server.faults.append(vanish)
+    server.before_post = vanish
     done = await run(server, config_map("a") + config_map("b"))
     assert (done.status, done.err) == (0, "")
-    assert server.writes == 2
+    assert server.counts["create"] == 2
 
 
-async def _away(server: WriteServer, seconds: float) -> None:
+async def _away(server: ApiServer, seconds: float) -> None:
     await server.stop()
     await asyncio.sleep(seconds)
     await server.start()
 
 
 async def test_a_server_that_stays_away_ends_the_command_with_what_was_not_created(
-    server: WriteServer, run: Run, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(send, "COMES_BACK_S", 0.5)
     monkeypatch.setattr(send.Sender.__init__, "__kwdefaults__", {"comes_back_s": 0.5})
     tasks = []
 
-    async def vanish(request: web.Request, server: WriteServer) -> web.StreamResponse:
-        assert request.transport is not None
-        request.transport.abort()
-        tasks.append(asyncio.get_running_loop().create_task(server.stop()))
-        return web.Response()
+    async def vanish(request: web.Request) -> None:
+        if server.counts["create"] == 1:
+            hang_up(request)
+            tasks.append(asyncio.get_running_loop().create_task(server.stop()))
+            await asyncio.Event().wait()
 
-    async def pass_by(request: web.Request, server: WriteServer) -> web.StreamResponse | None:
-        return web.json_response(*_done(server, request, await request.read()))
-
-    server.faults += [pass_by, vanish]
+    server.before_post = vanish
     done = await run(server, "".join(config_map(name) for name in "abcd"))
     await asyncio.gather(*tasks)
     assert done.status == 1
@@ -422,11 +433,7 @@ async def test_a_server_that_stays_away_ends_the_command_with_what_was_not_creat
     assert "configmap/c" in done.err
 
 
-def _done(server: WriteServer, request: web.Request, body: bytes) -> tuple[object]:
-    return (server.create(request, body)[0],)
-
-
-async def test_errors_from_before_the_server_is_missed_are_printed_too(server: WriteServer, run: Run) -> None:
+async def test_errors_from_before_the_server_is_missed_are_printed_too(server: ApiServer, run: Run) -> None:
     await run(server, config_map("first"))  # what the server serves is in the cache now
     await server.stop()
     done = await run(server, "kind: [\n" + WIDGET)
@@ -436,7 +443,7 @@ async def test_errors_from_before_the_server_is_missed_are_printed_too(server: W
     assert second.startswith("The connection to the server ")
 
 
-async def test_a_missing_server_is_reported_as_by_kubectl(server: WriteServer, run: Run) -> None:
+async def test_a_missing_server_is_reported_as_by_kubectl(server: ApiServer, run: Run) -> None:
     host = server.url.removeprefix("http://")
     await server.stop()
     done = await run(server, config_map("a"))
@@ -447,17 +454,18 @@ async def test_a_missing_server_is_reported_as_by_kubectl(server: WriteServer, r
 
 
 @pytest.mark.parametrize(
-    ("body", "code"), [(b"<html>proxy</html>", 201), (b"{", 200), (b"[]", 200), (b"\xff\xfe", 201), (b"", 200)]
+    ("body", "code"), [("<html>proxy</html>", 201), ("{", 200), ("[]", 200), ("\udcff\udcfe", 201), ("\n", 200)]
 )
-async def test_an_invalid_answer_is_reported(server: WriteServer, run: Run, body: bytes, code: int) -> None:
-    server.faults.append(garbage_fault(body, code=code))
+async def test_an_invalid_answer_is_reported(server: ApiServer, run: Run, body: str, code: int) -> None:
+    server.inject(Fault(method="POST", status=code, body=body, content_type="text/html"))
     done = await run(server, config_map("a") + config_map("b"))
     assert (done.status, done.lines) == (1, ["configmap/b created"])
     assert "answered" in done.err
 
 
-async def test_an_error_page_is_reported_as_by_kubectl(server: WriteServer, run: Run) -> None:
-    server.faults.append(garbage_fault(b"<html>bad gateway</html>", code=502))
+async def test_an_error_page_is_reported_as_by_kubectl(server: ApiServer, run: Run) -> None:
+    page = "<html>bad gateway</html>"
+    server.inject(Fault(method="POST", status=502, body=page, content_type="text/html"))
     done = await run(server, config_map("a"))
     assert done.err == (
         'Error from server (InternalError): error when creating "it.yaml": an error on the server'
@@ -465,16 +473,16 @@ async def test_an_error_page_is_reported_as_by_kubectl(server: WriteServer, run:
     )
 
 
-async def test_a_token_that_is_no_longer_good_ends_the_command(server: WriteServer, run: Run) -> None:
+async def test_a_token_that_is_no_longer_good_ends_the_command(server: ApiServer, run: Run) -> None:
     await run(server, config_map("a"))
     server.tokens = {"another"}
     done = await run(server, "".join(config_map(name) for name in "bcd"))
     assert done.status == 1
     assert done.err.startswith("error: You must be logged in to the server (")
-    assert len([method for method, _ in server.requests if method == "POST"]) <= 3
+    assert len([it for it in server.requests if it.method == "POST"]) <= 3
 
 
-async def test_a_token_file_is_read_again_after_a_refusal(server: WriteServer, run: Run, tmp_path: Path) -> None:
+async def test_a_token_file_is_read_again_after_a_refusal(server: ApiServer, run: Run, tmp_path: Path) -> None:
     token, config = tmp_path / "token", tmp_path / "kubeconfig"
     token.write_text("old\n")
     document = {
@@ -486,28 +494,26 @@ async def test_a_token_file_is_read_again_after_a_refusal(server: WriteServer, r
     config.write_text(json.dumps(document))
     server.tokens = {"old"}
 
-    async def expire(request: web.Request, server: WriteServer) -> web.StreamResponse:
+    async def expire(request: web.Request) -> None:
         server.tokens = {"new"}
         token.write_text("new\n")
-        return web.json_response({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"}, status=401)
 
-    server.faults.append(expire)
+    server.before_post = expire
     flags = {"server": "", "token": "", "kubeconfig": str(config)}
     done = await run(server, config_map("a"), client=flags)
     assert (done.status, done.err) == (0, "")
 
 
-async def test_an_interrupt_tells_what_was_created_and_what_was_not(server: WriteServer, run: Run) -> None:
-    async def interrupt(request: web.Request, server: WriteServer) -> web.StreamResponse | None:
-        if server.writes == 2:
+async def test_an_interrupt_tells_what_was_created_and_what_was_not(server: ApiServer, run: Run) -> None:
+    async def interrupt(request: web.Request) -> None:
+        if server.counts["create"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(0.2)
-        return None
 
-    server.faults.append(interrupt)
+    server.before_post = interrupt
     done = await run(server, "".join(config_map(name) for name in "abcdef"))
     assert done.status == SIGNALLED + signal.SIGINT
     assert done.lines == ["configmap/a created", "configmap/b created", "configmap/c created"]
     assert done.err.startswith("interrupted: 3 created; not created: ")
     assert "document 4" in done.err or "document 3" in done.err
-    assert server.names("configmaps") == ["a", "b", "c"]
+    assert server.cluster.names("configmaps") == ["a", "b", "c"]

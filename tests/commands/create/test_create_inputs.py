@@ -10,7 +10,7 @@ from aiohttp import web
 
 from kubeproxy.kubernetes.resource_builder import file_arguments
 from tests.commands.create.conftest import Run, config_map
-from tests.commands.create.server import WriteServer
+from tests.support.apiserver import ApiServer
 from tests.support.web_server import web_server
 
 TWO = config_map("a") + config_map("b", data={"text": "ä"})
@@ -27,11 +27,11 @@ TWO = config_map("a") + config_map("b", data={"text": "ä"})
     ],
     ids=["utf-16-le", "utf-16-be", "utf-8-mark", "windows-line-ends", "comments"],
 )
-async def test_unusual_texts_are_read(server: WriteServer, run: Run, data: bytes) -> None:
+async def test_unusual_texts_are_read(server: ApiServer, run: Run, data: bytes) -> None:
     done = await run(server, data)
     assert (done.status, done.err) == (0, "")
-    assert server.names("configmaps") == ["a", "b"]
-    assert server.objects["/api/v1/namespaces/default/configmaps/b"]["data"] == {"text": "ä"}
+    assert server.cluster.names("configmaps") == ["a", "b"]
+    assert (server.cluster.get("configmaps", "default", "b") or {})["data"] == {"text": "ä"}
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ async def test_unusual_texts_are_read(server: WriteServer, run: Run, data: bytes
     ],
 )
 async def test_a_broken_document_is_named_and_the_others_are_created(
-    server: WriteServer, run: Run, broken: bytes, message: str
+    server: ApiServer, run: Run, broken: bytes, message: str
 ) -> None:
     done = await run(server, config_map("first").encode() + broken + config_map("last").encode())
     assert done.status == 1
     assert message in done.err
     assert "document 2" in done.err
     assert "Traceback" not in done.err
-    assert server.names("configmaps") == ["first", "last"]
+    assert server.cluster.names("configmaps") == ["first", "last"]
 
 
 async def _cut(request: web.Request) -> web.StreamResponse:
@@ -71,7 +71,7 @@ async def _cut(request: web.Request) -> web.StreamResponse:
 
 
 async def test_a_bad_address_costs_none_of_the_files(
-    server: WriteServer, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What else may be wrong with an address: tests/kubernetes/resource_builder/test_file_arguments.py."""
     monkeypatch.setattr(file_arguments, "URL_PAUSE_S", 0.01)
@@ -82,4 +82,4 @@ async def test_a_bad_address_costs_none_of_the_files(
         done = await run(server, filenames=addressed)
     assert done.status == 1
     assert "unable to read URL " in done.err
-    assert server.names("configmaps") == ["first", "last"]
+    assert server.cluster.names("configmaps") == ["first", "last"]

@@ -18,17 +18,17 @@ from kubeproxy.kubernetes.resource_builder.manifest_object import ResourceObject
 from kubeproxy.kubernetes.resource_builder.mapper import Mapper
 from kubeproxy.model.errors import ConfigError
 from tests.commands.create.conftest import config_map
-from tests.commands.create.server import WriteServer
+from tests.support.apiserver import V1_20, V1_36, ApiServer, command_cluster
 
 
-@pytest.fixture(params=[True, False], ids=["aggregated", "legacy"])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[WriteServer]:
-    async with WriteServer(modern=request.param) as server:
+@pytest.fixture(params=[V1_36, V1_20], ids=["aggregated", "legacy"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[ApiServer]:
+    async with ApiServer(command_cluster(), version=request.param, tokens={"good"}) as server:
         yield server
 
 
 @pytest.fixture
-async def client(server: WriteServer) -> AsyncIterator[Client]:
+async def client(server: ApiServer) -> AsyncIterator[Client]:
     async with Client(Access(lambda: ClientConfig(host=server.url, token="good")), Policy.for_command()) as client:
         yield client
 
@@ -76,14 +76,14 @@ async def test_everything_wrong_with_a_query_is_reported_at_once(client: Client,
         builder(client, selector="a in")
 
 
-async def test_a_broken_cache_is_replaced(client: Client, server: WriteServer, tmp_path: Path) -> None:
+async def test_a_broken_cache_is_replaced(client: Client, server: ApiServer, tmp_path: Path) -> None:
     cache = DiscoveryCache(tmp_path, server.url)
     cache.path.parent.mkdir(parents=True)
     cache.path.write_bytes(b"\xff garbage")
     assert (await Mapper(client, cache).kind("v1", "ConfigMap")) is not None
     kept = cache.read()
     assert kept is not None
-    assert kept.minor == (36 if server.modern else 20)
+    assert kept.minor == (36 if server.version is V1_36 else 20)
     assert cache.path.stat().st_mode & 0o777 == 0o600
     assert DiscoveryCache(tmp_path, server.url, ttl_s=0).read() is None
     assert DiscoveryCache(tmp_path, "http://other").read() is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
+import struct
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -26,7 +28,9 @@ _REASONS = {
     409: "AlreadyExists",
     410: "Expired",
     415: "UnsupportedMediaType",
+    413: "RequestEntityTooLarge",
     422: "Invalid",
+    429: "TooManyRequests",
     500: "InternalError",
     503: "ServiceUnavailable",
     504: "Timeout",
@@ -109,3 +113,14 @@ def json_answer(
     if len(text) > CHUNKED_OVER:
         response.enable_chunked_encoding()
     return response
+
+
+def hang_up(request: web.Request, *, reset: bool = False) -> None:
+    """Close the connection without sending more."""
+    transport = request.transport
+    if transport is None:
+        return
+    if reset:
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -24,6 +25,16 @@ class Kind:
     kind: str
     group_version: str
     namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """The API group; empty for the core's."""
+        return self.group_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """The version in the group."""
+        return self.group_version.rpartition("/")[2]
 
     @property
     def path(self) -> str:
@@ -65,21 +76,25 @@ class Change(NamedTuple):
 class Cluster:
     """All objects. Every write takes the next resourceVersion, as in etcd."""
 
-    def __init__(self, *, version: int = 1) -> None:
+    def __init__(self, *, version: int = 1, kinds: Iterable[Kind] = KINDS.values()) -> None:
         self.version = version
+        self.kinds = list(kinds)
+        """A resource may be there in several versions of its group."""
+        self.established_s = 0.0
+        """How long it takes until a defined kind is served."""
         self.compacted = 0
         """Lists at exactly this version or an older one are gone."""
         self.cached_from = version
         """A watch can begin at this version or a newer one."""
-        self._now: dict[str, dict[str, Stored]] = {resource: {} for resource in KINDS}
-        self._history: dict[str, list[Change]] = {resource: [] for resource in KINDS}
+        self._now: defaultdict[str, dict[str, Stored]] = defaultdict(dict)
+        self._history: defaultdict[str, list[Change]] = defaultdict(list)
         self._listeners: list[Callable[[], None]] = []
 
     def put(self, resource: str, item: Mapping[str, Any], *, version: int | None = None) -> int:
         """Create or change an object; returns its new resourceVersion. An identical one is not written. With `version`
         the object is stored unchanged at that version."""
         metadata = dict(item.get("metadata") or {})
-        key = _key(resource, metadata.get("namespace", ""), metadata["name"])
+        key = self._key(resource, metadata.get("namespace", ""), metadata["name"])
         before = self._now[resource].get(key)
         if version is None:
             kept = before.object["metadata"] if before else {}
@@ -100,15 +115,24 @@ class Cluster:
 
     def delete(self, resource: str, namespace: str, name: str) -> int:
         """Delete an object (KeyError: there is none); returns the resourceVersion of the deletion."""
-        before = self._now[resource].pop(_key(resource, namespace, name))
+        key = self._key(resource, namespace, name)
+        before = self._now[resource].pop(key)
         self.version += 1
-        self._record(resource, Change(self.version, _key(resource, namespace, name), before, None))
+        self._record(resource, Change(self.version, key, before, None))
         return self.version
 
     def get(self, resource: str, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The present version of an object."""
-        stored = self._now[resource].get(_key(resource, namespace, name))
+        stored = self.stored(resource, namespace, name)
         return stored.object if stored else None
+
+    def stored(self, resource: str, namespace: str, name: str) -> Stored | None:
+        """The present version of an object, with its JSON."""
+        return self._now[resource].get(self._key(resource, namespace, name))
+
+    def names(self, resource: str) -> list[str]:
+        """The names of the objects of a resource, in the order of their creation."""
+        return [stored.object["metadata"]["name"] for stored in self._now[resource].values()]
 
     def compact(self) -> None:
         """Drop the history, like etcd's compaction; the watch cache keeps its own."""
@@ -153,21 +177,27 @@ class Cluster:
 
     def events(self, resource: str, after: int, selected: Selector) -> Iterator[tuple[int, str, bytes]]:
         """The events of a watch after version `after`: version, type and the object's JSON."""
-        history = self._history[resource]
+        history, kind = self._history[resource], self._kind(resource)
         for change in history[bisect_right(history, after, key=lambda change: change.version) :]:
             was = change.before is not None and selected(change.before.object)
             now = change.after is not None and selected(change.after.object)
             if now and change.after is not None:
-                yield change.version, "MODIFIED" if was else "ADDED", event_json(resource, change.after)
+                yield change.version, "MODIFIED" if was else "ADDED", event_json(kind, change.after)
             elif was and change.before is not None:
                 last = dict(change.before.object)
                 last["metadata"] = {**last["metadata"], "resourceVersion": str(change.version)}
-                yield change.version, "DELETED", event_json(resource, _stored(last, change.version))
+                yield change.version, "DELETED", event_json(kind, _stored(last, change.version))
 
     def last_change(self, resource: str) -> int:
         """The version of the newest change of any object of a resource."""
         history = self._history[resource]
         return history[-1].version if history else 0
+
+    def _kind(self, resource: str) -> Kind:
+        return next(kind for kind in self.kinds if kind.resource == resource)
+
+    def _key(self, resource: str, namespace: str, name: str) -> str:
+        return f"{namespace}/{name}" if self._kind(resource).namespaced else name
 
     def _record(self, resource: str, change: Change) -> None:
         self._history[resource].append(change)
@@ -194,14 +224,9 @@ class ContinueToken(NamedTuple):
         return cls(int(found["rv"]), str(found["start"]).rstrip("\0"))
 
 
-def event_json(resource: str, stored: Stored) -> bytes:
+def event_json(kind: Kind, stored: Stored) -> bytes:
     """An object's JSON with kind and apiVersion, as in watches."""
-    kind = KINDS[resource]
     return b'{"kind":"%s","apiVersion":"%s",' % (kind.kind.encode(), kind.group_version.encode()) + stored.json[1:]
-
-
-def _key(resource: str, namespace: str, name: str) -> str:
-    return f"{namespace}/{name}" if KINDS[resource].namespaced else name
 
 
 def _bare(item: Mapping[str, Any]) -> dict[str, Any]:

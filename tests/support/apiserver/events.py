@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.support.apiserver.answers import Refusal
-from tests.support.apiserver.cluster import Cluster, event_json
+from tests.support.apiserver.cluster import KINDS, Cluster, event_json
 
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/events(?:/([^/]+))?")
 _VERBS = {"POST": "create", "PATCH": "patch"}
@@ -49,7 +49,7 @@ def write(cluster: Cluster, method: str, path: str, content_type: str, body: byt
     else:
         _patch(cluster, namespace, name, content_type, sent)
     stored = cluster.at("events", cluster.version)[f"{namespace}/{name}"]
-    return 201 if method == "POST" else 200, event_json("events", stored) + b"\n"
+    return 201 if method == "POST" else 200, event_json(KINDS["events"], stored) + b"\n"
 
 
 def _create(cluster: Cluster, namespace: str, sent: Mapping[str, Any]) -> None:

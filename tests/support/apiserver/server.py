@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
 from aiohttp import web
 
-from tests.support.apiserver.answers import PlainRefusal, Refusal, json_answer, not_found, status
-from tests.support.apiserver.cluster import KINDS, Cluster, ContinueToken, Kind
+from tests.support.apiserver.answers import PlainRefusal, Refusal, json_answer, not_found
+from tests.support.apiserver.cluster import Cluster, ContinueToken, Kind
 from tests.support.apiserver.control import add_control
+from tests.support.apiserver.creation import create, find, place_of
+from tests.support.apiserver.discovery import discovery
 from tests.support.apiserver.events import forbidden, verb_of, write
-from tests.support.apiserver.faults import Break, Fault
+from tests.support.apiserver.faults import Break, Fault, answer_half, misbehave
 from tests.support.apiserver.selector import BadSelector, Selector, everything, field_selector, label_selector
 from tests.support.apiserver.version import V1_36, Version
-from tests.support.apiserver.watches import Watch, hang_up
-
-_GROUPLESS = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+from tests.support.apiserver.watches import Watch
 
 
 class Request(NamedTuple):
     """A received request, for tests."""
 
+    method: str
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
@@ -58,7 +60,11 @@ class ApiServer:
         self.requests: list[Request] = []
         self.counts: Counter[str] = Counter()
         """Requests by "list RESOURCE", "watch RESOURCE", "probe RESOURCE" (a list of one), "create events", "patch
-        events", and others by path."""
+        events", "create" (those that were carried out), and others by path."""
+        self.at_once = self.most_at_once = 0
+        """POSTs that are being answered now, and the most of them at any time."""
+        self.before_post: Callable[[web.Request], Awaitable[None]] | None = None
+        """Is called before the answer to each POST, even before its rights are looked at."""
         self.watches: list[Watch] = []
         self.keep_requests = True
         self.host = "127.0.0.1"
@@ -130,36 +136,37 @@ class ApiServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         query = dict(request.query)
         watch = query.get("watch") in ("true", "1")
-        kind = next((kind for kind in KINDS.values() if kind.path == request.path), None)
+        kind = next((kind for kind in self.cluster.kinds if kind.path == request.path), None)
         writing = verb_of(request.method, request.path)
         asks = "watch" if watch else "probe" if query.get("limit") == "1" else "list"
         reading = f"{asks} {kind.resource}" if kind else request.path
         self.counts[f"{writing} events" if writing else reading] += 1
         if self.keep_requests:
-            self.requests.append(Request(request.path, query, dict(request.headers)))
-        cut = False
-        if fault := self._next_fault(request, watch):
-            if fault.kind == "slow":
-                await asyncio.sleep(fault.delay_s)
-            elif fault.kind == "cut":
-                cut = True
-            else:
-                return await self._misbehave(request, fault)
+            self.requests.append(Request(request.method, request.path, query, dict(request.headers)))
+        if request.method != "POST":
+            return await self._respond(request, kind, watch, query)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            self._admit(request, kind, watch)
-            if writing:
-                code, text = write(
-                    self.cluster, request.method, request.path, request.content_type, await request.read()
-                )
-                response: web.StreamResponse = json_answer(request, self.version, text, code=code)
-            elif request.method != "GET":
-                raise Refusal(405, "the server does not allow this method on the requested resource", details={})
-            elif kind is None:
-                response = self._discovery(request)
-            elif watch:
-                return await self._watch(request, kind, query)
-            else:
-                response = await self._list(request, kind, query)
+            if self.before_post is not None:
+                await self.before_post(request)
+            return await self._respond(request, kind, watch, query)
+        finally:
+            self.at_once -= 1
+
+    async def _respond(
+        self, request: web.Request, kind: Kind | None, watch: bool, query: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """Answer, or do what the next fault says."""
+        fault = self._next_fault(request, watch)
+        if fault is not None and fault.kind == "slow":
+            await asyncio.sleep(fault.delay_s)
+        elif fault is not None and fault.kind != "cut":
+            if fault.carried_out:
+                await self._answer(request, kind, watch, query)
+            return await misbehave(request, fault, turn=self.counts.total())
+        try:
+            response = await self._answer(request, kind, watch, query)
         except Refusal as refusal:
             response = json_answer(request, self.version, refusal.body, code=refusal.code, headers=refusal.headers)
         except PlainRefusal as refusal:
@@ -168,45 +175,41 @@ class ApiServer:
                 text=refusal.text,
                 headers={"Cache-Control": "no-cache, private", "X-Content-Type-Options": "nosniff", **refusal.headers},
             )
-        if cut and isinstance(response, web.Response) and isinstance(response.body, bytes):
-            half = web.StreamResponse(status=response.status, headers={"Content-Type": response.content_type})
-            half.content_length = len(response.body)
-            await half.prepare(request)
-            await half.write(response.body[: len(response.body) // 2])
-            hang_up(request)
-            return half
+        if fault is not None and fault.kind == "cut" and isinstance(response, web.Response):
+            return await answer_half(request, response)
         return response
+
+    async def _answer(
+        self, request: web.Request, kind: Kind | None, watch: bool, query: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """The true answer. `Refusal` and `PlainRefusal` are answers, too."""
+        self._admit(request, kind, watch)
+        if verb_of(request.method, request.path):
+            code, text = write(self.cluster, request.method, request.path, request.content_type, await request.read())
+            return json_answer(request, self.version, text, code=code)
+        if request.method == "POST":
+            text, warnings = create(self.cluster, self.version, request.path, query, await request.read())
+            self.counts["create"] += 1
+            response = json_answer(request, self.version, text, code=201)
+            for warning in warnings:
+                response.headers.add("Warning", f"299 - {json.dumps(warning)}")
+            return response
+        if request.method != "GET":
+            raise Refusal(405, "the server does not allow this method on the requested resource", details={})
+        if kind is not None:
+            return await (self._watch if watch else self._list)(request, kind, query)
+        place = place_of(self.cluster, request.path)
+        if place is not None and place.name:
+            return json_answer(request, self.version, find(self.cluster, place))
+        return discovery(request, self.cluster, self.version)
 
     def _next_fault(self, request: web.Request, watch: bool) -> Fault | None:
         for index, fault in enumerate(self._faults):
-            if fault.hits(request.path, request.query_string, watch):
+            if fault.hits(request.method, request.path, request.query_string, watch):
                 if fault.times > 0:
                     self._faults[index] = msgspec.structs.replace(fault, times=fault.times - 1)
                 return fault
         return None
-
-    async def _misbehave(self, request: web.Request, fault: Fault) -> web.StreamResponse:
-        match fault.kind:
-            case "drop" | "reset":
-                hang_up(request, reset=fault.kind == "reset")
-            case "hang":
-                await asyncio.Event().wait()
-            case "pages":
-                token = f"{len(request.query.get('continue', ''))}-{self.counts.total()}"
-                items = [{"metadata": {"name": f"s-{token}-{number}", "namespace": "demo"}} for number in range(500)]
-                page = {"kind": "ServiceList", "metadata": {"resourceVersion": "1", "continue": token}, "items": items}
-                return web.json_response(page)
-            case "endless":
-                response = web.StreamResponse(headers={"Content-Type": "application/json"})
-                await response.prepare(request)
-                await response.write(
-                    b'{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{}'
-                )
-                while True:
-                    await response.write(b',{"metadata":{}}' * 4096)
-        headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-        text = fault.body.encode() or msgspec.json.encode(status(fault.status, "injected")) + b"\n"
-        return web.Response(status=fault.status, body=text, headers={**headers, "Content-Type": fault.content_type})
 
     def _admit(self, request: web.Request, kind: Kind | None, watch: bool) -> None:
         user = "system:kube-proxy"
@@ -221,7 +224,7 @@ class ApiServer:
                 raise forbidden(user, request.method, request.path)
             if kind is None:
                 raise Refusal(403, f'forbidden: User "{user}" cannot get path "{request.path}"', details={})
-            group = kind.group_version.rpartition("/")[0]
+            group = kind.group
             name = f"{kind.resource}.{group}" if group else kind.resource
             raise Refusal(
                 403,
@@ -229,37 +232,6 @@ class ApiServer:
                 f'in API group "{group}" at the cluster scope',
                 details={"group": group, "kind": kind.resource} if group else {"kind": kind.resource},
             )
-
-    def _discovery(self, request: web.Request) -> web.Response:
-        match request.path.strip("/").split("/"):
-            case ["api"]:
-                return json_answer(request, self.version, _GROUPLESS)
-            case ["apis"]:
-                groups = [_group(name, versions) for name, versions in self.version.groups]
-                return json_answer(
-                    request, self.version, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-                )
-            case ["apis", group] if any(name == group for name, _ in self.version.groups):
-                versions = dict(self.version.groups)[group]
-                return json_answer(
-                    request, self.version, {"kind": "APIGroup", "apiVersion": "v1", **_group(group, versions)}
-                )
-            case ["apis", group, version] if self.version.serves(f"{group}/{version}"):
-                name = f"{group}/{version}"
-                resources = [_resource(kind) for kind in KINDS.values() if kind.group_version == name]
-                return json_answer(
-                    request,
-                    self.version,
-                    {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": resources},
-                )
-            case ["readyz" | "livez" | "healthz"]:
-                return web.Response(text="ok")
-            case ["api", "v1", *_]:
-                raise not_found()
-            case ["apis", group, *_] if any(name == group for name, _ in self.version.groups):
-                raise not_found()
-            case _:
-                raise PlainRefusal(404, "404 page not found\n")
 
     # Lists
 
@@ -403,19 +375,3 @@ def _number(text: str, name: str) -> int:
     if not text.isdigit():
         raise Refusal(400, f'strconv.ParseInt: parsing "{text}": invalid syntax')
     return int(text)
-
-
-def _group(name: str, versions: tuple[str, ...]) -> dict[str, Any]:
-    served = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
-    return {"name": name, "versions": served, "preferredVersion": served[0]}
-
-
-def _resource(kind: Kind) -> dict[str, Any]:
-    verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-    return {
-        "name": kind.resource,
-        "singularName": kind.kind.lower(),
-        "namespaced": kind.namespaced,
-        "kind": kind.kind,
-        "verbs": verbs,
-    }

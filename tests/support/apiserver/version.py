@@ -10,6 +10,7 @@ class Version:
     """A version of kube-apiserver, with the differences that matter here."""
 
     name: str
+    minor: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
     """API groups and their versions, in the order of /apis."""
     silent_after_410: bool
@@ -23,6 +24,10 @@ class Version:
     """Field selectors of Services beyond metadata.name and metadata.namespace."""
     endpoints_warning: str = ""
     """Header Warning on lists and watches of Endpoints."""
+    checks_fields: bool = True
+    """Obeys fieldValidation; else what is unknown is dropped."""
+    aggregates_discovery: bool = True
+    """Has all resources in one answer, for who asks for that."""
     audits: bool = True
     """Answers carry an Audit-Id."""
     bad_version_status: int = 400
@@ -36,6 +41,7 @@ class Version:
 
 V1_36 = Version(
     name="v1.36",
+    minor="36",
     groups=(
         ("apps", ("v1",)),
         ("events.k8s.io", ("v1",)),
@@ -51,6 +57,7 @@ V1_36 = Version(
 
 V1_20 = Version(
     name="v1.20",
+    minor="20+",
     groups=(
         ("apps", ("v1",)),
         ("events.k8s.io", ("v1", "v1beta1")),
@@ -61,6 +68,8 @@ V1_20 = Version(
     compaction_expires_tokens=True,
     streams_lists=False,
     service_fields=frozenset(),
+    checks_fields=False,
+    aggregates_discovery=False,
     audits=False,
     bad_version_status=500,
 )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import struct
 from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 
-from tests.support.apiserver.answers import status
+from tests.support.apiserver.answers import hang_up, status
 from tests.support.apiserver.cluster import KINDS, Cluster, event_json
 from tests.support.apiserver.faults import Break
 from tests.support.apiserver.selector import Selector
@@ -105,7 +103,7 @@ class Watch:
             state = self._cluster.at(self.resource, position)
             for _, stored in sorted(state.items()):
                 if self._selected(stored.object):
-                    await response.write(_line("ADDED", event_json(self.resource, stored)))
+                    await response.write(_line("ADDED", event_json(KINDS[self.resource], stored)))
         else:
             position = int(self._after)
             if position < self._cluster.cached_from:
@@ -225,17 +223,6 @@ class Watch:
                 while True:
                     await response.write(b'{"type":"ADDED",' + b" " * 65536)
         return False
-
-
-def hang_up(request: web.Request, *, reset: bool = False) -> None:
-    """Close the connection without sending more."""
-    transport = request.transport
-    if transport is None:
-        return
-    if reset:
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
 
 
 def _line(kind: str, body: bytes) -> bytes:

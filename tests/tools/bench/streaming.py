@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.commands.create.server import WriteServer
+from tests.support.apiserver import ApiServer, command_cluster
 
 OURS = str(Path(sys.executable).with_name("kubeproxy"))
 AT_ONCE = 1000
@@ -35,7 +35,7 @@ def _documents(first: int) -> bytes:
     ).encode()
 
 
-async def _peak_mib(server: WriteServer, objects: int, home: str) -> float:
+async def _peak_mib(server: ApiServer, objects: int, home: str) -> float:
     command = [OURS, "create", "-f", "-", "--dry-run=client", "-s", server.url, "--token=good", "--cache-dir", home]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _MEASURED, *command),
@@ -56,7 +56,7 @@ async def _peak_mib(server: WriteServer, objects: int, home: str) -> float:
 
 
 async def _measure(numbers: list[int]) -> None:
-    async with WriteServer() as server:
+    async with ApiServer(command_cluster(), tokens={"good"}) as server:
         for objects in numbers:
             with tempfile.TemporaryDirectory() as home:
                 print(f"{objects} objects: {await _peak_mib(server, objects, home):.0f} MiB", flush=True)
