@@ -75,7 +75,7 @@ class Clients:
                 if not (said := await reader.read()).startswith(NAME):
                     raise ValueError(f"{said!r} came")
         except _ERRORS as error:
-            self.tally.lost.append((began, type(error).__name__))
+            self.tally.lost.append((began, _named(error)))
             return
         self.tally.answered += 1
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - began)
@@ -94,6 +94,11 @@ class Clients:
 
 
 _ERRORS = (OSError, ValueError, EOFError, TimeoutError)
+
+
+def _named(error: Exception) -> str:
+    """An error by its name, with its text where the name says nothing."""
+    return f"OSError: {error}" if type(error) is OSError else type(error).__name__
 
 
 @contextlib.asynccontextmanager
