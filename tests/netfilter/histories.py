@@ -346,6 +346,8 @@ class Maker:
                 ("too_long", pick([0, 1])),
                 ("interrupted", self._random.randint(0, 12)),
                 ("restarted",),
+                ("broken",),
+                ("unopened", pick(NAMES)),
                 (
                     "foreign",
                     when,

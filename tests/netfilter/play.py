@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from kubeproxy.model import Family, FrontendName, Scope, ServiceName, ServicePortName
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.nftables.execute import TransactionTooLongError
@@ -19,6 +20,7 @@ from kubeproxy.proxier.data_path_choice import Wanted
 from tests.netfilter.compared_flows import ComparedFlows
 from tests.netfilter.grounds import Ground, NoKernel
 from tests.netfilter.histories import FEW_PORTS, SLOW_START_S, Batch, World
+from tests.netfilter.mirror import Mirror
 from tests.netfilter.same_rules import explained, fields
 from tests.proxier.fake_node import Node
 from tests.support.rule_changes import changeable
@@ -44,6 +46,7 @@ class Play:
         self._adapter, self._netfilter = self._ground.begin()
         self._flows = ComparedFlows(lambda: self._node.proxier.kernel.in_force)
         self._node = Node(settings=self._world.settings, kernel=self._netfilter, conntrack=self._flows)
+        self._mirror = Mirror()
         if isinstance(self._adapter, Nftables):
             self._hinder(self._adapter._commands, "run")
             self._hinder(self._adapter._commands, "change_elements")
@@ -67,6 +70,9 @@ class Play:
 
         async def followed(*arguments: Any, **named: Any) -> Any:
             result = await call(*arguments, **named)
+            if name == "send":
+                self._mirror.handle(self._node.data_plane.sent)
+                self._node.data_plane.sent.clear()
             self._check_redirects(f"after {name}")
             self.counts[name] += 1
             if name == "change" and isinstance(arguments[0], RuleChange) and not arguments[0].only_endpoints:
@@ -84,6 +90,7 @@ class Play:
     async def close(self) -> None:
         """End the proxier. The rules stay."""
         self.counts["stale flows"] += self._flows.stale
+        self._mirror.close()
         await self._node.close()
         await self._netfilter.close()
 
@@ -96,6 +103,7 @@ class Play:
         await getattr(self, f"_{kind}")(batch, *arguments)
         await self._rest()
         if kind != "nothing":
+            self._node.data_plane.refuse.clear()
             for _ in range(4):
                 await self._pass_time(QUIET_S)
             self._hindrances.clear()
@@ -184,6 +192,18 @@ class Play:
             await self._rest()
             self._ground.run(command)
 
+    async def _broken(self, batch: Batch) -> None:
+        """The data plane takes no message for once."""
+        self._node.data_plane.broken = "no worker answers"
+        self._take(batch)
+
+    async def _unopened(self, batch: Batch, name: ServiceName) -> None:
+        """The data plane opens and changes no listener of a Service for a while."""
+        ports = (ServicePortName(*name, port) for port in "xyz")
+        names = (FrontendName(port, family, scope) for port in ports for family in Family for scope in Scope)
+        self._node.data_plane.refuse.update(dict.fromkeys(names, "not today"))
+        self._take(batch)
+
     async def _restarted(self, batch: Batch) -> None:
         """Another process takes the place of this one, and finds its rules."""
         await self.close()
@@ -223,23 +243,27 @@ class Play:
         assert in_force == rules, explained(fields(in_force) if in_force else {}, fields(rules))
         await self._ground.check(self._adapter, rules)
         settings = self._world.settings
-        found = _served(self._node, rules)
+        found = {**_served(self._node, rules), "engine": self._mirror.check(self._node.data_plane)}
         few = settings.own_ports < 1000 or settings.port_range == FEW_PORTS or settings.data_path.slots < 1000
-        if few or "proxy ports" in str(found["problems"]):
+        sharing = any(it.shared for it in self._node.data_plane.listening.values())
+        if few or sharing or "proxy ports" in str(found["problems"]):
             return  # Who gets one of few ports or slots depends on the history.
         # A node that has ever used the kernel path keeps its rules.
         path = replace(settings.data_path, wanted=Wanted.KERNEL) if builder._ever_kernel else settings.data_path
         other = Node(settings=replace(settings, data_path=path))
         other.clock.time = self._node.clock.time
+        mirror = Mirror()
         try:
             other.proxier.set_ejected(self._world.ejected)
             self._world.list(other.tracker)
             await other.settle()
             other.proxier.use(settings)
             await other.settle()
-            wanted = _served(other, other.netfilter.kernel)
+            mirror.handle(other.data_plane.sent)
+            wanted = {**_served(other, other.netfilter.kernel), "engine": mirror.check(other.data_plane)}
             assert found == wanted, explained(found, wanted)
         finally:
+            mirror.close()
             await other.close()
 
 

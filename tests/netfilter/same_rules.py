@@ -13,8 +13,9 @@ from typing import Any
 
 from kubeproxy.model import Scope, family_of
 from kubeproxy.netfilter.nftables.affinity import affinity_name
-from kubeproxy.netfilter.nftables.dynamic_chains import draws_slots
-from kubeproxy.netfilter.nftables.rescue import SETS
+from kubeproxy.netfilter.nftables.declarations import SLOTS, SPREADS
+from kubeproxy.netfilter.nftables.dynamic_chains import choice_of, draws_slots
+from kubeproxy.netfilter.nftables.rescue import SETS as RESCUE_SETS
 from kubeproxy.netfilter.nftables.transaction import Table
 from kubeproxy.netfilter.ruleset import RuleSet
 from tests.support.lab import Host
@@ -72,7 +73,7 @@ def canonical(table: Table, rules: RuleSet) -> dict[str, Any]:
         "redirects": table.redirects,
         "sets": {name: set(elements) for name, elements in table.sets.items()},
         "slots": {
-            each: (it.targets if it.client_hash else tuple(sorted(it.targets)), it.comment, it.client_hash)
+            each: (tuple(it.targets if it.client_hash else sorted(it.targets)), it.comment, it.client_hash)
             for each, it in table.slots.items()
         },
         "verdicts": table.verdicts,
@@ -87,6 +88,9 @@ def listed(host: Host, rules: RuleSet) -> dict[str, Any]:
     found: dict[str, Any] = {}
     chains: dict[str, dict[str, str]] = {}
     """The rules of each chain, by their comments."""
+    slots: dict[str, list[Any]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    """How many slots are drawn, by map and destination."""
     for each in json.loads(host.run(LIST_TABLE).stdout)["nftables"]:
         ((kind, it),) = each.items()
         if kind == "rule":
@@ -95,11 +99,27 @@ def listed(host: Host, rules: RuleSet) -> dict[str, Any]:
         elif kind == "chain":
             chains[it["name"]] = {"": _text(it)}
         elif kind in ("set", "map"):
-            if not (it["name"].startswith("clients") and kept.clients(it["name"])):
-                found[f"elements of {it['name']}"] = _elements(it["name"], it.pop("elem", []))
-                found[f"{kind} {it['name']}"] = _text(it)
+            name, elements = it["name"], it.pop("elem", [])
+            if name.startswith("clients") and kept.clients(name):
+                continue
+            found[f"{kind} {name}"] = _text(it)
+            if name in SLOTS:
+                slots[name] = elements
+            elif name not in RESCUE_SETS and not name.startswith("clients"):  # Packets and time change these.
+                found[f"elements of {name}"] = sorted(map(_text, elements))
+            if name in SPREADS:
+                for key, verdict in elements:
+                    *address, protocol, port = key["elem"]["val"]["concat"]
+                    of = name.replace("spreads", f"{protocol}_slots")
+                    counts[of, _text([*address, port])], _ = choice_of(verdict["jump"]["target"])
         elif kind not in ("metainfo", "table"):
             found[f"{kind} {it['name']}"] = _text(it)
+    for name, elements in slots.items():
+        # A slot that no rule draws may stay, after another program has removed its rule.
+        places = ((_text(place), number, _text(value)) for ((*place, number), value) in map(_slot, elements))
+        found[f"elements of {name}"] = sorted(
+            (place, value) for place, number, value in places if number < counts.get((name, place), 0)
+        )
     return found | {
         f"chain {name}": [*texts.values()]
         for name, texts in chains.items()
@@ -107,15 +127,9 @@ def listed(host: Host, rules: RuleSet) -> dict[str, Any]:
     }
 
 
-def _elements(name: str, elements: list[Any]) -> Any:
-    if name.startswith("clients") or name in SETS:
-        return ()  # Packets and time add and remove these.
-    if "_slots" not in name:
-        return sorted(map(_text, elements))
-    by_place: dict[str, list[str]] = {}
-    for key, value in elements:
-        by_place.setdefault(_text(key["concat"][:-1]), []).append(_text(value))
-    return {place: sorted(values) for place, values in by_place.items()}
+def _slot(element: Any) -> tuple[list[Any], Any]:
+    key, value = element
+    return key["concat"], value
 
 
 def _text(it: Any) -> str:
