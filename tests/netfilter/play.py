@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from kubeproxy.model import Family, FrontendName, Scope, ServiceName, ServicePortName
+from kubeproxy.model import Family, FrontendName, Scope, ServiceName, ServicePortName, Traffic
 from kubeproxy.model.errors import KernelError
 from kubeproxy.netfilter.nftables.adapter import Nftables
 from kubeproxy.netfilter.nftables.execute import TransactionTooLongError
@@ -224,7 +224,7 @@ class Play:
         listening = {ProxyPort(it.protocol, it.port): it for it in plane.listening.values()}
         joined = {(it.listener, to): name for name, it in plane.joined.items() for to in it.destinations}
         refusing = table.sets["refused"] | table.sets["dropped"]
-        for (to, _), number in table.redirects.items():
+        for (to, origin), number in table.redirects.items():
             port = ProxyPort(to.protocol, number)
             assert port in table.sets["guarded"], f"{when} {port} is not guarded"
             assert port in listening, f"{when} {to} is led to {number}, where nobody listens"
@@ -233,6 +233,8 @@ class Play:
                 name = joined.get((listen.frontend, to)) if listen.shared else listen.frontend
                 assert name is not None, f"{when} {to} is led to {number}, which does not know it"
                 assert plane.endpoints[name].endpoints, f"{when} {to} is led to {name}, which has no endpoint"
+                slots = table.slots.get(Traffic(to, origin))
+                assert slots is None or slots.comment == str(name.service_port), f"{when} {to} is led to two Services"
 
     async def _check(self) -> None:
         """Compare rules and listeners with what a fresh start makes of the world."""
