@@ -131,7 +131,9 @@ def test_least_connections_goes_by_workers_and_fills_up_what_is_emptiest(stage: 
         with held(stage.client, 1):
             until(lambda: even(4), "what has moved counts")
             second.process.send_signal(signal.SIGUSR2)
-            until(lambda: second.log().count("orphaned worker has ended") == 2, "the old workers have ended")
+            # Two workers of the first instance, and the two of this one before its re-exec.
+            until(lambda: second.log().count("orphaned worker has ended") == 4, "the old workers have ended")
+            until(lambda: second.log().count("listening server=metrics") == 2, "it shows its status again")
             with held(stage.client, 6):
                 until(lambda: even(6), "what has moved counts")
     until(lambda: even(0), "all have ended")
