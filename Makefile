@@ -48,7 +48,7 @@ test: setup $(VENV)/programs/ready$(if $(FULL),-full) ## run all tests (as root;
 		&& $(PYTEST) --last-failed --last-failed-no-failures=none --maxfail=3 $(TESTS); }
 
 unit: setup ## run the tests that need neither root nor network namespaces (UNIT="-k balancer")
-	@$(BIN)/python -m pytest --hypothesis-seed=0 -q -n auto --dist loadfile -m "not netns and not long and not hours" \
+	@$(BIN)/python -m pytest --hypothesis-seed=0 -q -n $$(($$(nproc) + 2)) --dist loadfile -m "not netns and not long and not hours" \
 		--ignore tests/system --ignore tests/tools $(UNIT)
 
 test-compiled: ## run the tests of what is compiled, in that form

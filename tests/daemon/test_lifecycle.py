@@ -19,6 +19,7 @@ from kubeproxy.daemon.rescue_control import Rescue
 from kubeproxy.daemon.signals import Signals
 from kubeproxy.daemon.state_keeper import StateKeeper
 from kubeproxy.daemon.takeover.control_socket import PREFIX
+from kubeproxy.daemon.takeover.instances import InstanceMarker
 from kubeproxy.netfilter.port_holders import Holders
 from kubeproxy.runtime.abstract_sockets import listening
 from kubeproxy.runtime.sd_notify import Notifier
@@ -113,6 +114,7 @@ async def test_a_start_from_the_last_state_asks_its_sources_before_the_rescue_is
 
     monkeypatch.setattr(StateKeeper, "recall", recall)
     monkeypatch.setattr(Rescue, "ready", ready)
+    monkeypatch.setattr(InstanceMarker, "others", lambda marker: False)  # Another test may run a daemon.
     (tmp_path / "web.yaml").write_text(SERVICE)
     none = {"healthz_bind_address": "127.0.0.1:0", "metrics_bind_address": "127.0.0.1:0", "kubernetes": "never"}
     wanted = of_flags(workers="0", netfilter="none", manifests=str(tmp_path), **none).configuration
