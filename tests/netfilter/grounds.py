@@ -68,7 +68,7 @@ class Ground(Protocol):
         """Return a new adapter, and the same as the proxier uses it."""
 
     async def check(self, adapter: Any, rules: RuleSet) -> None:
-        """Compare what the adapter has made with what a new one makes of the same rules."""
+        """Compare the rules that the adapter has written with those that a new adapter writes for the same rule set."""
 
     def run(self, command: str) -> None:
         """Run a command of another program."""

@@ -124,8 +124,8 @@ class Orphan:
             self._reactor.after(LOOK_S, self._look)
 
     def _connect(self) -> bool:
-        """Connect to the oldest name that has not been tried, or to the oldest of all if each has been tried. (The
-        owner is older than instances that wait to take over.) Return whether that succeeded."""
+        """Connect to the oldest control socket that has not been tried, or to the oldest one if all have been tried.
+        (The owner is older than instances that wait to take over.) Return whether that succeeded."""
         name = self._next_name()
         if name is None:
             return False

@@ -155,7 +155,7 @@ class _Rules:
         return False
 
     def _has(self, key: Key, origin: Origin, target: Target) -> bool:
-        """Return whether clients of this origin are led from a destination to an endpoint."""
+        """Return whether a destination has this endpoint for clients of this origin."""
         targets = self.target_sets.get((key, origin))
         if targets is None:
             if (key, origin) not in self.spreads:

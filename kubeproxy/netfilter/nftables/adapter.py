@@ -269,8 +269,9 @@ class Nftables:
         self._on_foreign_change()
 
     async def _read(self, *, slots: bool = True) -> Table | None:
-        """Return the table in the kernel, without slots if these are not wanted, or None if there is none. While the
-        kernel resizes a map, as after a change of thousands of elements, a listing of that map may be incomplete."""
+        """Return the table in the kernel, or None if there is none. With `slots` false, the table has no slots. While
+        the kernel resizes a map, as after a change of thousands of elements, a listing of that map may be
+        incomplete."""
         found = await self._read_once(slots=slots)
         if found is None or found.sound:
             return found

@@ -120,7 +120,8 @@ def _redirects(sets: Mapping[str, Listed]) -> dict[Traffic, int]:
 
 
 def _slots(found: Listing) -> dict[Traffic, Slots]:
-    """Return the slots of traffic that jumps to a chain of slots. Raise ValueError if a slot is missing."""
+    """Return the slots of each destination whose packets jump to a chain of slots. Raise ValueError if a slot is
+    missing."""
     slots: dict[Traffic, Slots] = {}
     for name, kind in SPREADS.items():
         for key, chain, comment in found.sets[name].entries:
